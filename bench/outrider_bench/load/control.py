@@ -22,7 +22,8 @@ from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.reference_answers import generate_dtype
 from outrider_bench.load.clients.texts import LoadText
 from outrider_drafters.checkpoints.causal_lm import load_causal_lm
-from outrider_server.engine.hf_model import dtype_name, eos_token_ids
+from outrider_drafters.quantization.quantize import dtype_name
+from outrider_server.engine.hf_model import eos_token_ids
 
 _MOST_PROMPTS = 64  # in batches of one size, unless one batch alone takes more
 

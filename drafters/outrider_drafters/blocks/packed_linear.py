@@ -6,6 +6,8 @@ Weights of 200 MB and more take about half the time packed, for 1 row as for 33,
 AVX-512); weights that fit into the processor's cache gain from some ten rows on.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,8 +20,11 @@ _WORTH_A_COPY = range(2**18, 2**24 + 1)  # values: smaller ones stay in the cach
 class PackedLinear:
     """A linear layer, weight [out, in], perhaps packed as a copy; None: if it has 262,144 to 16.8 million values."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packed: bool | None = True) -> None:
-        self.weight = weight
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, packed: bool | None = True, parts: Sequence[Tensor] = ()
+    ) -> None:
+        self._parts = parts or (weight,)  # the same rows, for products that cannot be packed
+        self.weight = self._parts[0]
         self.bias = bias
         if packed is None:
             packed = weight.numel() in _WORTH_A_COPY
@@ -35,7 +40,10 @@ class PackedLinear:
         """Map [..., in] to [..., out]."""
         num_rows = x.numel() // x.shape[-1]
         if not self._takes(x, num_rows):
-            return F.linear(x, self.weight, self.bias)
+            if len(self._parts) == 1:
+                return F.linear(x, self.weight, self.bias)
+            product = torch.cat([F.linear(x, part) for part in self._parts], dim=-1)
+            return product if self.bias is None else product + self.bias
         if (padding := padded_rows(num_rows) - num_rows) == 0:
             return self._product(x)
         padded = F.pad(x.reshape(num_rows, -1), (0, 0, 0, padding))

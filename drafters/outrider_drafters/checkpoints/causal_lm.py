@@ -8,12 +8,14 @@ from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as registrations
 
 from outrider_drafters.checkpoints.hf_config import causal_config, explained
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_drafters.readers.target_cache import DIGESTS
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,15 +35,14 @@ def load_causal_lm(directory: Path, *, quantized: bool = False, spare: int = 0, 
     `options` are from_pretrained's.
     """
     config, checkpoint = causal_config(directory, quantized=quantized), Checkpoint(directory)
-    packed = getattr(config, "quantization_config", None) is not None
-    try:
-        with _without_reports(), _within(checkpoint, spare, packed=packed):
-            return _loaded(checkpoint, config, {**options, "output_loading_info": True, "config": config})
-    except UsageError:
-        raise
-    except Exception as error:  # weights and numbers that do not fit fail in many ways
-        message = f"transformers cannot load it as a causal language model: {explained(error)}"
-        raise UsageError(f"{directory}: {message}") from error
+    with _without_reports(), _within(checkpoint, config, spare):
+        model, info = _loaded(checkpoint, config, {**options, "output_loading_info": True, "config": config})
+    # Of our own files, each tensor has the name of the weight that it is.
+    for name, weight in model.named_parameters() if (directory / DIGESTS).is_file() else ():
+        stored = checkpoint.read(name) if name in checkpoint.names and type(weight) is nn.Parameter else weight
+        if type(stored) is Tensor and weight.is_cpu and (stored.dtype, stored.shape) == (weight.dtype, weight.shape):
+            weight.data = stored  # which can be released
+    return model, info
 
 
 def empty_causal_lm(checkpoint: Checkpoint, **options: Any) -> PreTrainedModel:
@@ -50,8 +51,11 @@ def empty_causal_lm(checkpoint: Checkpoint, **options: Any) -> PreTrainedModel:
 
     config = causal_config(checkpoint.directory)
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    with _without_reports(), _without_weights(), _within(checkpoint, 0, packed=False):
-        made: PreTrainedModel = model_class._from_config(config, **options)
+    with _without_reports():
+        with torch.device("meta"), _within(checkpoint, config, 0):  # tables, too: the next ones are made in earnest
+            model_class._from_config(config, **options)
+        with _without_weights(), _within(checkpoint, config, 0):
+            made: PreTrainedModel = model_class._from_config(config, **options)
     return made
 
 
@@ -62,14 +66,11 @@ def _loaded(checkpoint: Checkpoint, config: PreTrainedConfig, options: dict[str,
     if not checkpoint.holds_codes:
         place = checkpoint.directory
         return cast(Loaded, AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False, **options))
-    tensors = {name: _values(checkpoint.read(name)) for name in checkpoint.names}
+    stored = {name: checkpoint.read(name) for name in checkpoint.names}
+    tensors = {name: each.values() if isinstance(each, QuantizedWeight) else each for name, each in stored.items()}
     # Not the auto class: it wants a directory, and transformers takes either that or tensors.
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return cast(Loaded, model_class.from_pretrained(None, state_dict=tensors, **options))
-
-
-def _values(tensor: Tensor) -> Tensor:
-    return tensor.values() if isinstance(tensor, QuantizedWeight) else tensor
 
 
 @contextmanager
@@ -104,15 +105,17 @@ def _without_weights() -> Iterator[None]:
 
 
 @contextmanager
-def _within(checkpoint: Checkpoint, spare: int, *, packed: bool) -> Iterator[None]:
-    """Raise UsageError as soon as a model that this thread makes grows beyond what the checkpoint can fill.
+def _within(checkpoint: Checkpoint, config: PreTrainedConfig, spare: int) -> Iterator[None]:
+    """Raise UsageError as soon as a model that this thread makes grows beyond what the checkpoint can fill, or fails.
 
     transformers makes it on the meta device, where nothing takes memory yet.
     """
     stored, thread = checkpoint.num_values(), get_ident()
-    # Three times: a tied embedding is stored once, made twice, and counted again where it takes the head's place.
+    # Twice, so that others name missing tensors. A tied embedding is made twice, and counted again as the head.
+    is_tied = any(getattr(each, "tie_word_embeddings", False) for each in (config, config.get_text_config()))
+    copies = _PACKED if getattr(config, "quantization_config", None) is not None else 3 if is_tied else 2
     left = {
-        "weights": (_PACKED if packed else 3) * stored + spare,
+        "weights": copies * stored + spare,
         "bytes of tables": 8 * stored + _SPARE_BUFFERS,
         "modules": _MODULES_PER_TENSOR * len(checkpoint.names) + _SPARE_MODULES,
     }
@@ -142,4 +145,10 @@ def _within(checkpoint: Checkpoint, spare: int, *, packed: bool) -> Iterator[Non
             (registrations.register_module_module_registration_hook, counted("modules", lambda added: 1)),
         ):
             hooks.callback(register(hook).remove)
-        yield
+        try:
+            yield
+        except UsageError:
+            raise
+        except Exception as error:  # weights and numbers that do not fit fail in many ways
+            message = f"transformers cannot load it as a causal language model: {explained(error)}"
+            raise UsageError(f"{checkpoint.directory}: {message}") from error

@@ -1,52 +1,36 @@
-"""Language models in GGUF files: dequantized once, into a Hugging Face directory in the user's cache folder.
-
-int8 models of other directories are kept there, too.
-"""
+"""Language models in GGUF files: dequantized once, into a Hugging Face directory in the user's cache folder."""
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 import re
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider_drafters.checkpoints.eagle3_gguf import unpermute_rows
 from outrider_drafters.checkpoints.gguf_config import (
-    EMBEDDING,
     HEAD,
     ROPE_TENSORS,
     language_model,
     language_model_config,
 )
 from outrider_drafters.checkpoints.gguf_tokenizer import write_tokenizer
-from outrider_drafters.quantization.quantize import coded_names, int8_tensors
-from outrider_drafters.readers.checkpoint import INDEX, WRITE_ERRORS, join_names, sampled_rows, write_exact_rows
-from outrider_drafters.readers.config import read_json
-from outrider_drafters.readers.digest import weights_digest
+from outrider_drafters.quantization.quantize import dtype_name, tied_names
+from outrider_drafters.readers.checkpoint import join_names
 from outrider_drafters.readers.gguf_file import GgufFile
-from outrider_drafters.readers.target_cache import cached_dir, source_files, write_cached, write_once
+from outrider_drafters.readers.target_cache import cached_dir, source_files, write_cached, write_once, write_weights
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
     from gguf import TensorNameMap
     from transformers import PreTrainedModel
 
-Report = Callable[[float], None]
-_logger = logging.getLogger(__name__)
 _FLOAT32_PARAMETERS = 2**30  # a larger model becomes bfloat16, which takes half the disk, unless a type is asked for
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the first that is there serves whoever asks for none
-DIGESTS = "outrider_digests.json"  # of the weights in each file
-_SHARD_BYTES = 2**29  # of tensors in memory at a time
-_SPARE_BYTES = 64 * 2**20  # for the tokenizer, and for a disk that is never quite empty
-_TENSORS_SHARE = 0.9  # of the work; the rest is the tokenizer's
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
 _ROUTING = re.compile(r"model\.layers\.(\d+)\.mlp\.e_score_correction_bias")
 _CONV1D = re.compile(r"blk\.\d+\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight")  # GPT-2's, [in, out]
@@ -59,26 +43,14 @@ def dequantized_dir(path: Path, dtype: torch.dtype | None = None) -> Path:
     """
     source = source_files(path)[0]
     if dtype is None:
-        made = [each for each in _DTYPES if cached_dir(source, _name(each)).is_dir()]
-        dtype = made[0] if made else suitable_dtype(GgufFile.read(path))
-    return write_cached(source, _name(dtype), lambda partial: _write(GgufFile.read(path), partial, dtype, None))
+        made = (each for each in _DTYPES if cached_dir(source, dtype_name(each)).is_dir())
+        dtype = next(made, None) or suitable_dtype(GgufFile.read(path))
+    return write_cached(source, dtype_name(dtype), lambda partial: _write(path, partial, dtype, None))
 
 
-def dequantize_target(
-    path: Path, directory: Path, report: Report | None = None, dtype: torch.dtype | None = None
-) -> None:
-    """Write the model, tokenizer and chat template of a GGUF file to `directory`, whole or not at all.
-
-    `report` gets the share that is done; without it there is a bar on a terminal. Nothing happens where the directory
-    exists. Weights become `dtype`; None: float32, from 2**30 parameters on bfloat16. Raises UsageError for a file that
-    is broken, that lacks tensors or has unknown ones, whose metadata we would pass over, or too large for the disk.
-    """
-
-    def write(partial: Path) -> None:
-        file = GgufFile.read(path)
-        _write(file, partial, dtype or suitable_dtype(file), report)
-
-    write_once(directory, write)
+def dequantize_target(path: Path, directory: Path, report: Callable[[float], None] | None = None) -> None:
+    """Write what a GGUF file holds to `directory`, unless it exists; `report` gets the share. Raises UsageError."""
+    write_once(directory, lambda partial: _write(path, partial, None, report))
 
 
 def num_weights(file: GgufFile) -> int:
@@ -91,45 +63,18 @@ def suitable_dtype(file: GgufFile) -> torch.dtype:
     return torch.float32 if num_weights(file) < _FLOAT32_PARAMETERS else torch.bfloat16
 
 
-def _write(file: GgufFile, directory: Path, dtype: torch.dtype, report: Report | None) -> None:
-    from tqdm import tqdm  # type: ignore[import-untyped] # has no annotations
-
-    count = num_weights(file)
+def _write(path: Path, directory: Path, dtype: torch.dtype | None, report: Callable[[float], None] | None) -> None:
+    file = GgufFile.read(path)
     model = _empty_model(file)
-    _logger.info("%s: dequantizing into %s, once", file.path, directory.parent)
-    make_model_dir(directory, file.path, model, dtype, count)
-    # disable=None: no bar unless on a terminal.
-    with tqdm(total=count, desc=file.path.name, unit="", unit_scale=True, disable=report and True) as bar:
+    sources, empty = _sources(file, model), model.state_dict()
 
-        def advance(weights: int) -> None:
-            bar.update(weights)
-            if report is not None:
-                report(_TENSORS_SHARE * bar.n / count)
+    def read(name: str) -> Tensor:
+        return _converted(file, model, sources[name], tuple(empty[name].shape))
 
-        _write_tensors(file, model, directory, dtype, advance)
+    write_weights(directory, file.path, model, read, dtype or suitable_dtype(file), report)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(directory)
     write_tokenizer(file, directory)
-    if report is not None:
-        report(1.0)
-
-
-def make_model_dir(directory: Path, source: Path, model: PreTrainedModel, dtype: torch.dtype, count: int) -> None:
-    """Make a directory for `count` weights, with the model's config. Raises UsageError where the disk is too small."""
-    needed, free = count * dtype.itemsize + _SPARE_BYTES, shutil.disk_usage(directory.parent).free
-    if free < needed:
-        raise UsageError(
-            f"{source}: as {_name(dtype)} it takes {needed:,} bytes; {directory.parent} has {free:,} left"
-            " (`outrider-models info` lists what you may remove)"
-        )
-    directory.mkdir()
-    model.config.architectures = [type(model).__name__]
-    model.config.dtype = dtype if dtype.is_floating_point else torch.float32
-    model.config.save_pretrained(directory)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _empty_model(file: GgufFile) -> PreTrainedModel:
@@ -155,79 +100,13 @@ def _empty_model(file: GgufFile) -> PreTrainedModel:
     return model
 
 
-def _write_tensors(
-    file: GgufFile, model: PreTrainedModel, directory: Path, dtype: torch.dtype, advance: Callable[[int], None]
-) -> None:
-    sources, empty, rows = _sources(file, model), model.state_dict(), dict[str, Tensor]()
-    coded = coded_names(model) if dtype == torch.int8 else frozenset[str]()
-
-    def read(name: str) -> Tensor:
-        values = _converted(file, model, sources[name], tuple(empty[name].shape))
-        if sources[name][0] in (EMBEDDING, HEAD):
-            rows[name] = sampled_rows(values).clone()  # not a view, which would keep it all
-        advance(values.numel())
-        return values
-
-    write_tensors(directory, {name: empty[name] for name in sources}, read, dtype, coded)
-    if dtype != torch.float32:
-        write_exact_rows(directory, rows)
-
-
-def write_tensors(
-    directory: Path,
-    empty: Mapping[str, Tensor],
-    read: Callable[[str], Tensor],
-    dtype: torch.dtype,
-    coded: frozenset[str] = frozenset(),
-) -> None:
-    """Write tensors shard by shard, so that memory holds one shard and not the model.
-
-    `empty`: the model's, on the meta device. `coded`: those that become int8 codes; of int8 the others are float32.
-    """
-    from huggingface_hub import split_torch_state_dict_into_shards
-
-    digests = dict[str, str]()
-    shards = split_torch_state_dict_into_shards(
-        {name: tensor.to(dtype) for name, tensor in empty.items()}, max_shard_size=_SHARD_BYTES
-    )
-    plain = dtype if dtype.is_floating_point else torch.float32
-    for shard, names in shards.filename_to_tensors.items():
-        tensors: dict[str, Tensor] = {}
-        for name in names:
-            values = read(name)
-            tensors |= int8_tensors(name, values) if name in coded else {name: values.to(plain).contiguous()}
-        save_file(tensors, directory / shard, metadata={"format": "pt"})
-        digests[shard] = weights_digest({}, sorted(tensors.items()))
-    (directory / DIGESTS).write_text(json.dumps(digests, indent=2) + "\n")
-    if shards.is_sharded:
-        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
-        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def is_cached(directory: Path) -> bool:
-    """Return whether a directory was written by write_tensors()."""
-    return (directory / DIGESTS).is_file()
-
-
-def check_written(directory: Path) -> None:
-    """Raise UsageError, and remove the directory, where one of this cache does not hold what was written."""
-    for name, digest in (read_json(directory / DIGESTS) if is_cached(directory) else {}).items():
-        try:
-            is_whole = weights_digest({}, sorted(load_file(directory / name).items())) == digest
-        except WRITE_ERRORS:
-            is_whole = False
-        if not is_whole:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise UsageError(f"{directory / name} is not what was written: it is removed; start again to make it anew")
-
-
 def _sources(file: GgufFile, model: PreTrainedModel) -> dict[str, list[str]]:
     """Return the stored tensors that each of the model's is made of. Raises UsageError for missing and unknown ones."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     kind = next(kind for kind, text in MODEL_ARCH_NAMES.items() if text == file.architecture)
     names = get_tensor_name_map(kind, model.config.num_hidden_layers)
-    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+    tied = tied_names(model)
     sources = {name: _stored_names(file, names, name) for name in model.state_dict() if name not in tied}
     used = {each for stored in sources.values() for each in stored}
     known = used | ROPE_TENSORS | ({HEAD} if tied else set())

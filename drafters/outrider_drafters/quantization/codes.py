@@ -128,7 +128,8 @@ class PackedInt8:
     """
 
     def __init__(self, *weights: ExactInt8Codes) -> None:
-        joined = ExactInt8Codes(*map(torch.cat, zip(*(weight.parts for weight in weights), strict=True)))
+        parts = zip(*(weight.parts for weight in weights), strict=True)
+        joined = ExactInt8Codes(*(map(torch.cat, parts) if len(weights) > 1 else weights[0].parts))
         self._multiply = joined.multiply
         # oneDNN has no kernel for few rows of small matrices, and takes its slow reference there.
         if joined.codes.numel() >= _WORTH_PACKING:

@@ -5,9 +5,9 @@ they mean). int8 codes follow from the largest value of a row. torchao chooses i
 mobiusml's half-quadratic quantization), which moves a group's zero until few values are far off; nothing else needs it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,11 @@ def int8_rows(weight: Tensor) -> Tensor:
     return QuantizedWeight(Int8Codes.rounded(weight.detach()), weight.dtype)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a type's name, such as bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
 def coded_names(model: nn.Module) -> frozenset[str]:
     """Return the names of the matrices that are codes in an int8 model. Raises UsageError if it has others."""
     kinds = (nn.Linear, nn.Embedding)
@@ -46,6 +51,11 @@ def coded_names(model: nn.Module) -> frozenset[str]:
         if parameter.ndim > 1 and name not in coded:
             raise UsageError(f"dtype=int8: {name} of a {type(model).__name__} is no linear layer's; take bfloat16")
     return coded
+
+
+def tied_names(model: Any) -> set[str]:
+    """Return the names of weights that are others' and stored by those alone."""
+    return set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
 
 
 def int8_tensors(name: str, weight: Tensor) -> dict[str, Tensor]:
@@ -64,11 +74,6 @@ def code_tensors(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
             return {name + INT8: codes, name + SCALE: scales}
         case Int4Codes(pairs, scales, zeros):
             return {name + INT4: pairs, name + SCALE: scales, name + ZERO: zeros}
-
-
-def holds_codes(names: Iterable[str]) -> bool:
-    """True if any of a file's tensors are codes."""
-    return any(name.endswith((INT8, INT4)) for name in names)
 
 
 def rebuild_weights(path: Path, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

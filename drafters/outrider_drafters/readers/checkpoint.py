@@ -5,14 +5,15 @@ Nothing is loaded before it is requested, and every fault of a file is a UsageEr
 """
 
 import json
-import math
+import mmap
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
+from weakref import WeakValueDictionary
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,10 +21,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import Parameter
 
-from outrider_drafters.quantization.quantize import holds_codes, rebuild_weights
+from outrider_drafters.quantization.quantize import rebuild_weights
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.readers.config import Config, read_json
 from outrider_proto.errors import UsageError
+from outrider_proto.files import parse_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -33,8 +35,10 @@ MODELS = (SINGLE, INDEX, PICKLED, PICKLED_INDEX)
 MEDUSA_HEADS = "medusa_lm_head.safetensors"
 HYDRA_HEADS = "hydra_lm_head.safetensors"
 HEADS = (MEDUSA_HEADS, "medusa_lm_head.pt", HYDRA_HEADS, "hydra_lm_head.pt")  # Medusa's and Hydra's alone
-_EXACT_ROWS = "outrider_rows.safetensors"
+ROWS = "outrider_rows.safetensors"
 _SAMPLED_ROWS = 4096  # a large target's fingerprint must not take long
+_MAPPED_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I8": torch.int8}
+_MAPS: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()  # of files, by the address that each begins at
 _MAX_NAMED, _MAX_NAME = 8, 80  # names in a message, and characters of each
 WRITE_ERRORS = (OSError, SafetensorError)  # a full disk is the latter where safetensors writes
 
@@ -61,14 +65,9 @@ def sampled_rows(tensor: Tensor) -> Tensor:
     return tensor[:: -(-len(tensor) // _SAMPLED_ROWS)]
 
 
-def write_exact_rows(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Keep `sampled_rows` beside a model of rounded weights, whose fingerprint is that of the exact one."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / _EXACT_ROWS)
-
-
 def read_exact_rows(directory: Path) -> Mapping[str, Tensor]:
-    """Read what write_exact_rows() wrote, nothing where it wrote nothing."""
-    return load_file(path) if (path := directory / _EXACT_ROWS).is_file() else {}
+    """Read the sampled rows beside a model of rounded weights, whose fingerprint is that of the exact one."""
+    return load_file(path) if (path := directory / ROWS).is_file() else {}
 
 
 def join_names(names: list[str]) -> str:
@@ -126,18 +125,11 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape without reading it. Raises UsageError if it is missing."""
-        if name not in self._places:
-            raise UsageError(f"{self.directory}: lacks tensor {name}")
-        path, stored = self._places[name]
-        if stored in self._loaded:
-            return tuple(self._loaded[stored].shape)
-        with _opened(path) as file:
-            return tuple(file.get_slice(stored).get_shape())
+        return tuple(self.read(name).shape)
 
     def num_values(self) -> int:
         """Return how many numbers all tensors hold together, without reading them."""
-        files = {path for path, stored in self._places.values() if stored not in self._loaded}
-        return sum(tensor.numel() for tensor in self._loaded.values()) + sum(map(_num_values, files))
+        return sum(tensor.numel() for tensor in self._loaded.values())
 
     def matrix(self, name: str) -> tuple[int, int]:
         """Return a tensor's rows and columns. Raises UsageError unless it has two dimensions."""
@@ -147,13 +139,10 @@ class Checkpoint:
         return shape[0], shape[1]
 
     def read(self, name: str) -> Tensor:
-        """Read a tensor as stored."""
-        path, stored = self._places[name]
-        if stored in self._loaded:
-            return self._loaded[stored]
-        with _opened(path) as file:
-            tensor: Tensor = file.get_tensor(stored)
-        return tensor
+        """Return a tensor as stored: of a mapped file, it takes memory once it is used. Raises UsageError."""
+        if name not in self._places:
+            raise UsageError(f"{self.directory}: lacks tensor {name}")
+        return self._loaded[self._places[name][1]]
 
     def _find(self, candidates: tuple[str, ...]) -> dict[str, Path]:
         for name in candidates:
@@ -177,27 +166,46 @@ class Checkpoint:
         return files
 
     def _names_in(self, path: Path) -> dict[str, Path]:
-        if path.suffix == ".safetensors":
-            with _opened(path) as file:
-                if not holds_codes(file.keys()):
-                    return dict.fromkeys(file.keys(), path)
-                tensors = rebuild_weights(path, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  # no dict
-        else:
-            tensors = _unpickle(path)
+        tensors = _unpickle(path) if path.suffix != ".safetensors" else rebuild_weights(path, mapped_tensors(path))
         self._loaded |= tensors
         return dict.fromkeys(tensors, path)
 
 
-def _opened(path: Path) -> Any:  # Any: safetensors ships no types for its handle
+def mapped_tensors(path: Path) -> dict[str, Tensor]:
+    """Map a safetensors file, and return its tensors. Raises UsageError."""
+    tensors = dict[str, Tensor]()
     try:
-        return safe_open(path, framework="pt")
+        with safe_open(path, framework="pt") as file, path.open("rb") as opened:  # the first checks the header
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)  # of a map to read alone torch warns
+            _MAPS[torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()] = mapped
+            start = 8 + int.from_bytes(mapped[:8], "little")
+            for name, stored in parse_json(mapped[8:start], path).items():
+                first, end = (start + offset for offset in stored.get("data_offsets", (0, 0)))
+                dtype = _MAPPED_TYPES.get(stored.get("dtype"))
+                if dtype is not None and end > first and first % dtype.itemsize == 0:
+                    tensors[name] = torch.frombuffer(memoryview(mapped)[first:end], dtype=dtype).view(stored["shape"])
+                elif name != "__metadata__":
+                    tensors[name] = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{path}: not a readable safetensors file ({error})") from error
+    return tensors
 
 
-def _num_values(path: Path) -> int:
-    with _opened(path) as file:
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  # no dict
+def release(weight: Tensor) -> None:
+    """Give back the memory of a weight that lies in a mapped file and that nobody has changed, until it is read."""
+    for part in weight.coded.parts if isinstance(weight, QuantizedWeight) else (weight,):
+        address = part.data_ptr() if type(part) in (Tensor, Parameter) else 0
+        for base, mapped in list(_MAPS.items()):
+            if base <= address < base + len(mapped) and hasattr(mapped, "madvise"):
+                first = (address - base) // mmap.PAGESIZE * mmap.PAGESIZE
+                mapped.madvise(mmap.MADV_DONTNEED, first, address - base + part.nbytes - first)
+
+
+def released(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights by name, and release each behind its use."""
+    for name, weight in named:
+        yield name, weight
+        release(weight)
 
 
 def _unpickle(path: Path) -> dict[str, Tensor]:

@@ -173,8 +173,15 @@ def _dequantized(path: Path, tensor: ReaderTensor) -> Tensor:
     if np.issubdtype(tensor.data.dtype, np.signedinteger):
         return torch.from_numpy(tensor.data.astype(np.int64))
     try:
-        # Writeable: of a float32 tensor, gguf returns the read-only map of the file itself.
-        return torch.from_numpy(np.require(dequantize(tensor.data, tensor.tensor_type), np.float32, ["C", "W"]))
+        # Some rows at a time, of which gguf makes copies; and read, for what is mapped would stay in memory.
+        values = np.empty([int(size) for size in reversed(tensor.shape)], np.float32)
+        step = max(1, 2**24 // max(1, values[:1].size))
+        for first in range(0, len(values), step):
+            part = tensor.data[first : first + step]
+            offset = tensor.data_offset + first * tensor.data.strides[0]
+            stored = np.fromfile(path, part.dtype, part.size, offset=offset).reshape(part.shape)
+            values[first : first + step] = dequantize(stored, tensor.tensor_type)
+        return torch.from_numpy(values)
     except NotImplementedError as error:
         kind = tensor.tensor_type.name
         raise UsageError(f"{path}: tensor {tensor.name} of type {kind}: the package gguf cannot read it") from error

@@ -6,6 +6,7 @@ changed or is gone go when the next is written, then the least recently used bey
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -15,12 +16,27 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from outrider_drafters.readers.checkpoint import WRITE_ERRORS
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider_drafters.quantization.quantize import coded_names, dtype_name, int8_tensors, tied_names
+from outrider_drafters.readers.checkpoint import ROWS, WRITE_ERRORS, mapped_tensors, need_finite, released, sampled_rows
+from outrider_drafters.readers.config import read_json
+from outrider_drafters.readers.digest import weights_digest
 from outrider_drafters.readers.gguf_file import part_names
 from outrider_proto.errors import UsageError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Report = Callable[[float], None] | None
 SOURCE = "outrider_source.txt"
+DIGESTS = "outrider_digests.json"  # of the weights in each file
+_SHARD_BYTES = 2**28  # of tensors in memory at a time
+_SPARE_BYTES = 64 * 2**20  # for the tokenizer, and for a disk that is never quite empty
 _VERSION = 3  # of what is written: another number, and every target is written anew
 _NAME = re.compile(r".+-[0-9a-f]{16}-(\w+)")
 _log = logging.getLogger(__name__)
@@ -147,6 +163,78 @@ def write_once(directory: Path, write: Callable[[Path], None]) -> None:
                 shutil.rmtree(partial, ignore_errors=True)
     except WRITE_ERRORS as error:
         raise UsageError(f"{directory}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def write_weights(
+    directory: Path,
+    source: Path,
+    model: PreTrainedModel,
+    read: Callable[[str], Tensor],
+    dtype: torch.dtype,
+    report: Report = None,
+) -> None:
+    """Make a directory of a model's config and weights, of which memory holds one shard at a time. Raises UsageError.
+
+    `model`: on the meta device. `report` gets the share that is done; without it there is a bar on a terminal.
+    """
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from huggingface_hub.constants import SAFETENSORS_INDEX_FILE
+    from tqdm import tqdm  # type: ignore[import-untyped] # has no annotations
+
+    empty = {name: tensor.to(dtype) for name, tensor in model.state_dict().items() if name not in tied_names(model)}
+    count = sum(tensor.numel() for tensor in empty.values())
+    ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]  # type: ignore[no-untyped-call] # transformers
+    exact = [name for name, each in model.named_parameters() if any(each is end.weight for end in ends)]
+    needed, free = count * dtype.itemsize + _SPARE_BYTES, shutil.disk_usage(directory.parent).free
+    if free < needed:
+        raise UsageError(
+            f"{source}: as {dtype_name(dtype)} it takes {needed:,} bytes; {directory.parent} has {free:,} left"
+            " (`outrider-models info` lists what you may remove)"
+        )
+    coded, plain = (frozenset[str](), dtype) if dtype.is_floating_point else (coded_names(model), torch.float32)
+    _log.info("%s: writing it as %s into %s, once", source, dtype_name(dtype), directory.parent)
+    directory.mkdir()
+    model.config.architectures, model.config.dtype = [type(model).__name__], plain
+    model.config.save_pretrained(directory)
+    digests, rows = dict[str, str](), dict[str, Tensor]()
+    shards = split_torch_state_dict_into_shards(empty, max_shard_size=_SHARD_BYTES)
+    # disable=None: no bar unless on a terminal.
+    with tqdm(total=count, desc=source.name, unit="", unit_scale=True, disable=report and True) as bar:
+        for shard, names in shards.filename_to_tensors.items():
+            tensors: dict[str, Tensor] = {}
+            for name, values in released((name, read(name)) for name in names):
+                need_finite(source, [(name, values)])
+                if name in exact:
+                    rows[name] = sampled_rows(values).float().clone()  # not a view, which would keep it all
+                tensors |= int8_tensors(name, values) if name in coded else {name: values.to(plain).contiguous()}
+                bar.update(values.numel())
+                if report is not None:
+                    report(bar.n / count)
+            save_file(tensors, directory / shard, metadata={"format": "pt"})
+            digests[shard] = weights_digest({}, sorted(tensors.items()))
+    (directory / DIGESTS).write_text(json.dumps(digests, indent=2) + "\n")
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+        (directory / SAFETENSORS_INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    if dtype != torch.float32:
+        save_file(rows, directory / ROWS)
+
+
+def is_cached(directory: Path) -> bool:
+    """Return whether a directory is one of the cache, and no copy that somebody has made of it."""
+    return directory.resolve().parent == _root().resolve() and (directory / DIGESTS).is_file()
+
+
+def check_written(directory: Path) -> None:
+    """Raise UsageError, and remove the directory, where one of this cache does not hold what was written."""
+    for name, digest in (read_json(directory / DIGESTS) if is_cached(directory) else {}).items():
+        try:
+            is_whole = weights_digest({}, released(sorted(mapped_tensors(directory / name).items()))) == digest
+        except UsageError:
+            is_whole = False
+        if not is_whole:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise UsageError(f"{directory / name} is not what was written: it is removed; start again to make it anew")
 
 
 def _remove(targets: Iterable[CachedTarget]) -> None:

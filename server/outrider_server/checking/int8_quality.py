@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from outrider_drafters.checkpoints.gguf_target import is_cached
 from outrider_drafters.checkpoints.hf_config import explained
+from outrider_drafters.quantization.quantize import dtype_name
+from outrider_drafters.readers.target_cache import is_cached
 from outrider_models.core.held_out import FAMILIES, held_out
 from outrider_proto.errors import OutriderError, UsageError
 from outrider_proto.tree import DraftTree
@@ -24,7 +25,7 @@ from outrider_server.checking.environment import Finding
 from outrider_server.config.config import ServerConfig
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import BatchSegment
-from outrider_server.engine.hf_model import dtype_name, own_dtype, resolve_device, resolve_target
+from outrider_server.engine.hf_model import own_dtype, resolve_device, resolve_target
 from outrider_server.engine.target import Target
 from outrider_server.kv.budget import free_bytes
 from outrider_server.kv.size import show_bytes

@@ -9,12 +9,13 @@ from dataclasses import replace
 from functools import partial
 
 from outrider_drafters.emulation.pace import Pace
+from outrider_drafters.quantization.quantize import dtype_name
 from outrider_proto.errors import OutriderError
 from outrider_proto.frames import ClientFrame, Decode, Finish, Open, Opened, ServerTree, Verdict
 from outrider_server.checking.environment import Finding, found
 from outrider_server.checking.int8_quality import Reading, compared, read_codes
 from outrider_server.config.config import ServerConfig
-from outrider_server.engine.hf_model import dtype_name, holds_int8
+from outrider_server.engine.hf_model import holds_int8
 from outrider_server.engine.load import load_drafters, load_taps
 from outrider_server.engine.target import Target
 from outrider_server.kv.budget import budget_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
 import os
@@ -40,6 +41,8 @@ async def _serve(config: ServerConfig, ready_file: Path | None) -> None:
     # twentieth of a busy server's time (measured).
     gc.collect()
     gc.freeze()
+    with suppress(AttributeError, OSError):  # glibc keeps what loading has freed
+        ctypes.CDLL(None).malloc_trim(0)
     await server.start()
     try:
         # Before the ready file: whoever sees it may send a signal at once.

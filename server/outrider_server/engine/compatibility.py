@@ -10,17 +10,21 @@ from math import isnan
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from outrider_drafters.blocks.float32_arithmetic import Float32Arithmetic, is_plain
 from outrider_drafters.checkpoints.hf_config import explained
+from outrider_drafters.quantization.quantize import dtype_name
+from outrider_drafters.readers.checkpoint import release
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch, hand_on_slots
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.fused_decoder import FusedDecoder
-from outrider_server.engine.hf_model import BatchInvariance, dtype_name, eager_attention, holds_int8, int8_codes
+from outrider_server.engine.hf_model import BatchInvariance, eager_attention, holds_int8, int8_codes
 from outrider_server.kv.budget import KVShape, RowShape
 from outrider_server.kv.slot import KVSlot
 
@@ -71,7 +75,8 @@ def probe(model: PreTrainedModel, max_context: int) -> KVShape:
     try:
         model.set_attn_implementation(IMPLEMENTATION)
         hand_on_slots(model)
-        model(**_inputs([0, 0], [0, 1], model), slots=recorder)
+        with _ReleasedWeights():
+            model(**_inputs([0, 0], [0, 1], model), slots=recorder)
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
         raise UsageError(
             f"{kind}: its attention does not run on slots (AttentionInterface, layer_idx): {explained(error)}"
@@ -124,6 +129,16 @@ def _fault(model: PreTrainedModel, kv: KVShape, max_context: int, first: int, fu
     return f"in {name} its logits are off by {difference:.2g} standard deviations; {remedy}"
 
 
+class _ReleasedWeights(TorchFunctionMode):
+    """While it is entered, a weight of a file takes memory during its product alone."""
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:  # torch's
+        result = func(*args, **(kwargs or {}))
+        if func in (F.linear, F.embedding):
+            release(args[1])
+        return result
+
+
 @contextmanager
 def trial(model: PreTrainedModel, max_context: int, in_float32: bool) -> Iterator[None]:
     """Compute in float32, and with sliding windows so narrow that a few tokens reach beyond them.
@@ -140,7 +155,7 @@ def trial(model: PreTrainedModel, max_context: int, in_float32: bool) -> Iterato
         for owner, _ in widths:
             owner.sliding_window = _PROBE_WINDOW
         arithmetic = Float32Arithmetic(lambda weight: int8_codes(weight) is not None)
-        with arithmetic if in_float32 else nullcontext():
+        with arithmetic if in_float32 else nullcontext(), _ReleasedWeights():
             yield
     finally:
         for owner, width in widths:
@@ -170,7 +185,7 @@ def check_invariance(
     With fused decoders: those of two that must give the same.
     """
     tokens = _probe_tokens(model, max_context)
-    with BatchInvariance():
+    with BatchInvariance(), _ReleasedWeights():
         both = _through_slots(model, kv, tokens, together, invariant=True)
         slot, rows = KVSlot(kv), []
         for token in tokens:

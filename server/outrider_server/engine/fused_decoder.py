@@ -27,6 +27,7 @@ from outrider_drafters.blocks.packed_linear import PackedLinear, can_pack
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.processor import padded_rows
 from outrider_drafters.quantization.codes import PackedInt8
+from outrider_drafters.readers.checkpoint import release
 from outrider_server.engine.attention import SlotAttention
 from outrider_server.engine.batch_segment import AttentionCall
 from outrider_server.engine.hf_model import BatchInvariance, holds_int8, int8_codes
@@ -190,6 +191,8 @@ class _Int8Linear:
         codes = [each for layer in layers if (each := int8_codes(layer.weight)) is not None]
         self._product = PackedInt8(*codes) if packed else partial(_side_by_side, [layer.weight for layer in layers])
         self._bias = bias
+        for layer in layers:
+            release(layer.weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [n, in] to [n, out]."""
@@ -208,11 +211,13 @@ def _side_by_side(weights: Sequence[Tensor], x: Tensor) -> Tensor:
 def _merged(layers: Sequence[nn.Linear], *, packed: bool) -> PackedLinear | _Int8Linear:
     """Return the layers of one input as one product."""
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    bias, parts = torch.cat(biases) if biases else None, [layer.weight for layer in layers]
     if holds_int8(layers[0]):
-        return _Int8Linear(layers, torch.cat(biases) if biases else None, packed=packed)
-    weight = torch.cat([layer.weight.detach() for layer in layers]) if len(layers) > 1 else layers[0].weight.detach()
-    # The plain path reads the same memory: a third copy would only cost.
-    sizes = [layer.out_features for layer in layers]
-    for layer, rows in zip(layers, torch.split(weight, sizes), strict=True):
-        layer.weight.data = rows
-    return PackedLinear(weight, torch.cat(biases) if biases else None, packed=packed)
+        return _Int8Linear(layers, bias, packed=packed)
+    weight = torch.cat([part.detach() for part in parts]) if len(parts) > 1 else parts[0].detach()
+    linear = PackedLinear(weight, bias, packed=packed, parts=parts if packed else ())
+    for part, rows in zip(parts, torch.split(weight, [len(part) for part in parts]), strict=True):
+        release(part)
+        if not packed:  # the plain path reads the same memory: a second copy would only cost
+            part.data = rows
+    return linear

@@ -22,9 +22,9 @@ from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.processor import cpu_has_bf16
 from outrider_drafters.quantization.codes import ExactInt8Codes, has_exact_int8
-from outrider_drafters.quantization.quantize import coded_names
+from outrider_drafters.quantization.quantize import coded_names, dtype_name
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
-from outrider_drafters.readers.checkpoint import Checkpoint, need_finite
+from outrider_drafters.readers.checkpoint import Checkpoint, need_finite, released
 from outrider_drafters.readers.gguf_file import SUFFIX, GgufFile
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import IMPLEMENTATION, register
@@ -104,11 +104,12 @@ def load_model(
     register()
     try:
         if dtype == torch.int8:
-            return load_int8(Path(path), IMPLEMENTATION)
-        placement = _placement(device, distributed_config)
-        model, info = load_causal_lm(
-            Path(path), quantized=True, dtype=dtype, attn_implementation=IMPLEMENTATION, **placement
-        )
+            model, info = load_int8(Path(path), IMPLEMENTATION), {"missing_keys": set[str]()}
+        else:
+            placement = _placement(device, distributed_config)
+            model, info = load_causal_lm(
+                Path(path), quantized=True, dtype=dtype, attn_implementation=IMPLEMENTATION, **placement
+            )
         if device is not None and model.device != device:
             model.to(device)  # type: ignore[arg-type] # transformers' annotation of `to` hides nn.Module's
     except UsageError as error:
@@ -119,7 +120,7 @@ def load_model(
     # transformers only warns about missing tensors, and fills them with random numbers.
     if missing := sorted(info["missing_keys"]):
         raise UsageError(f"target {path}: {len(missing)} tensors are missing, the first is {missing[0]}")
-    need_finite(f"target {path}", chain(model.named_parameters(), model.named_buffers()))
+    need_finite(f"target {path}", released(chain(model.named_parameters(), model.named_buffers())))
     return model
 
 
@@ -230,10 +231,6 @@ def _own_dtype(path: Path) -> torch.dtype:
     if own is None:
         return torch.float32
     return own if own in DTYPES.values() else torch.bfloat16  # weights of 8 bits and fewer are decoded to it
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def context_length(model: PreTrainedModel, requested: int | None) -> int:

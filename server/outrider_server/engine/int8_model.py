@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from contextlib import suppress
 from importlib.metadata import version
@@ -13,20 +12,17 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from outrider_drafters.checkpoints.causal_lm import empty_causal_lm
-from outrider_drafters.checkpoints.gguf_target import DIGESTS, is_cached, make_model_dir, write_tensors
-from outrider_drafters.checkpoints.target_weights import borrowed_names
 from outrider_drafters.quantization.codes import ExactInt8Codes, Int8Codes, PackedInt8Codes
-from outrider_drafters.quantization.quantize import coded_names
+from outrider_drafters.quantization.quantize import coded_names, tied_names
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
-from outrider_drafters.readers.checkpoint import Checkpoint, join_names, sampled_rows, write_exact_rows
-from outrider_drafters.readers.config import read_config, read_json
-from outrider_drafters.readers.target_cache import SOURCE, write_cached
+from outrider_drafters.readers import target_cache
+from outrider_drafters.readers.checkpoint import Checkpoint, join_names
+from outrider_drafters.readers.config import read_json
 from outrider_proto.errors import UsageError
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".index.json")
 _CHECKED = "outrider_checked"
-_OWN = ("config.json", DIGESTS, SOURCE, _CHECKED)  # each directory's own
-_log = logging.getLogger(__name__)
+_OWN = ("config.json", target_cache.DIGESTS, target_cache.SOURCE, _CHECKED)  # each directory's own
 
 
 def int8_dir(source: Path) -> Path:
@@ -34,34 +30,18 @@ def int8_dir(source: Path) -> Path:
     checkpoint = Checkpoint(source)
     if checkpoint.holds_codes:
         return source
-    return write_cached(source, "int8", lambda partial: _write(checkpoint, partial))
+    return target_cache.write_cached(source, "int8", lambda partial: _write(checkpoint, partial))
 
 
 def _write(checkpoint: Checkpoint, directory: Path) -> None:
-    from tqdm import tqdm  # type: ignore[import-untyped] # has no annotations
-
     source = checkpoint.directory
     if "quantization_config" in read_json(source / "config.json"):
         raise UsageError(f"dtype=int8: {source}: its weights are quantized already; leave dtype out")
     model = empty_causal_lm(checkpoint)
-    coded = coded_names(model)
-    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
-    empty = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    if missing := sorted(set(empty) - checkpoint.names):
+    coded_names(model)  # which says what no codes can be
+    if missing := sorted(model.state_dict().keys() - tied_names(model) - checkpoint.names):
         raise UsageError(f"dtype=int8: {source}: lacks tensors {join_names(missing)}")
-    count = sum(tensor.numel() for tensor in empty.values())
-    _log.info("%s: rounding to int8 into %s, once", source, directory.parent)
-    make_model_dir(directory, source, model, torch.int8, count)
-    with tqdm(total=count, desc=source.name, unit="", unit_scale=True, disable=None) as bar:
-
-        def read(name: str) -> torch.Tensor:
-            values = checkpoint.read(name)
-            bar.update(values.numel())
-            return values
-
-        write_tensors(directory, empty, read, torch.int8, coded)
-    borrowed = borrowed_names(read_config(source), checkpoint)
-    write_exact_rows(directory, {name: sampled_rows(checkpoint.read(name)).float() for name in borrowed})
+    target_cache.write_weights(directory, source, model, checkpoint.read, torch.int8)
     for path in source.iterdir():
         if path.is_file() and path.name not in _OWN and not path.name.endswith(_WEIGHTS):
             shutil.copyfile(path, directory / path.name)
@@ -71,26 +51,21 @@ def load_int8(directory: Path, attention: str) -> PreTrainedModel:
     """Load the model of a directory of codes, which stay where their files are mapped. Raises UsageError."""
     checkpoint = Checkpoint(directory)
     model = empty_causal_lm(checkpoint, dtype=torch.float32, attn_implementation=attention)
-    map_codes(model, directory)
-    if missing := sorted(name for name, parameter in model.named_parameters() if parameter.is_meta):
-        raise UsageError(f"{directory}: lacks tensors {join_names(missing)}")
-    if (directory / "generation_config.json").is_file():  # which names more ends of text than config.json
-        model.generation_config = GenerationConfig.from_pretrained(str(directory))
-    return model
-
-
-def map_codes(model: PreTrainedModel, directory: Path) -> None:
-    """Give a model the weights of a directory of codes. Anew, they take no memory until they are read again."""
-    checkpoint = Checkpoint(directory)
+    coded = coded_names(model)
     for name in checkpoint.names:
         place, _, kind = name.rpartition(".")
         tensor = checkpoint.read(name)
         if isinstance(tensor, QuantizedWeight) and isinstance(tensor.coded, Int8Codes):
             tensor = QuantizedWeight(ExactInt8Codes(*tensor.coded.parts))
-        else:
-            tensor = tensor.clone()  # a view would keep the whole file mapped
+        elif name in coded:
+            raise UsageError(f"dtype=int8: {directory}: {name} has no int8 codes; leave dtype out")
         setattr(model.get_submodule(place), kind, nn.Parameter(tensor, requires_grad=False))
     model.tie_weights()
+    if missing := sorted(name for name, parameter in model.named_parameters() if parameter.is_meta):
+        raise UsageError(f"{directory}: lacks tensors {join_names(missing)}")
+    if (directory / "generation_config.json").is_file():  # which names more ends of text than config.json
+        model.generation_config = GenerationConfig.from_pretrained(str(directory))
+    return model
 
 
 def was_checked(directory: Path | None, context: int) -> bool:
@@ -103,7 +78,7 @@ def was_checked(directory: Path | None, context: int) -> bool:
 
 def note_checked(directory: Path | None, context: int) -> None:
     """Remember that they have, in a directory of the cache."""
-    if directory is not None and is_cached(directory):
+    if directory is not None and target_cache.is_cached(directory):
         with suppress(OSError):  # a full disk: then they do so again
             (directory / _CHECKED).write_text(_check_key(context))
 

@@ -59,11 +59,9 @@ def plain_decode(
     return answer
 
 
-def plain_greedy_on_slots(
-    target: Target, ids: Sequence[int], max_new_tokens: int, step: Callable[[], None] = lambda: None
-) -> list[int]:
+def plain_greedy_on_slots(target: Target, ids: Sequence[int], max_new_tokens: int) -> list[int]:
     """Do as plain_greedy() in the passes that serve: what batch-invariant answers must be, bit for bit."""
-    return _decode_on_slots(target, ids, max_new_tokens, Sampling(), step)
+    return _decode_on_slots(target, ids, max_new_tokens, Sampling(), lambda: None)
 
 
 def plain_answer(

@@ -14,12 +14,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
-from outrider_drafters.checkpoints.gguf_target import check_written
 from outrider_drafters.checkpoints.hf_config import explained
 from outrider_drafters.contracts.schema_compiler import SchemaCompiler
 from outrider_drafters.contracts.tap import BEFORE_NORM
+from outrider_drafters.readers.checkpoint import released
 from outrider_drafters.readers.config import read_config
 from outrider_drafters.readers.digest import weights_digest
+from outrider_drafters.readers.target_cache import check_written
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import SlotAttention, register
 from outrider_server.engine.compatibility import check_against_eager, check_invariance, probe
@@ -37,7 +38,7 @@ from outrider_server.engine.hf_model import (
     resolve_device,
     resolve_target,
 )
-from outrider_server.engine.int8_model import map_codes, note_checked, pack_codes, was_checked
+from outrider_server.engine.int8_model import note_checked, pack_codes, was_checked
 from outrider_server.kv.budget import KVShape
 
 _log = logging.getLogger(__name__)
@@ -121,8 +122,6 @@ class Target:
                 batch_invariant=batch_invariant,
             )
             digest = digesting.result()
-            if computed_in == torch.int8:
-                map_codes(model, path)
             # Behind the check: of what cannot be a target at all, the names of tensors are not what is wrong.
             return replace(target, fingerprint=target_fingerprint(path), digest=digest)
 
@@ -245,7 +244,7 @@ def digest_of(model: PreTrainedModel, directory: Path) -> str:
     """Return the digest of the config and of all weights that this process holds."""
     # Tied weights have several names. Buffers that are not saved may change with every pass.
     named = {id(tensor): (name, tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
-    return weights_digest(read_config(directory), named.values())
+    return weights_digest(read_config(directory), released(named.values()))
 
 
 def public_name(name_or_path: str) -> str:

@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_drafters.checkpoints.hf_config import causal_config
+from outrider_drafters.quantization.quantize import dtype_name
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_server.config.config import ServerConfig
 from outrider_server.engine.attention import SlotAttention
 from outrider_server.engine.compatibility import TRIAL
-from outrider_server.engine.hf_model import AUTO, dtype_name, resolve_device, resolve_target
+from outrider_server.engine.hf_model import AUTO, resolve_device, resolve_target
 from outrider_server.engine.target import Target, digest_of, public_name
 from outrider_server.parallel.gathered_attention import GatheringAttention
 from outrider_server.parallel.ranks import RankProcesses

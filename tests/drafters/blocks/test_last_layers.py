@@ -7,14 +7,7 @@ import pytest
 import torch
 from heads_place import random_network
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    GemmaConfig,
-    LlamaConfig,
-    MixtralConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-)
+from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, MixtralConfig, PreTrainedConfig, Qwen2Config
 
 from outrider_drafters import TargetWeights
 from outrider_proto.errors import UsageError

@@ -134,10 +134,7 @@ def test_is_the_head_that_was_converted(head, tensors, golden):
     torch.testing.assert_close(answers(drafter), answers(other))
 
 
-@pytest.mark.parametrize(
-    ("kind", "tolerance"),
-    [(Kind.BF16, 8e-3), (Kind.Q8_0, 1e-2), (Kind.Q4_1, 1e-1)],
-)
+@pytest.mark.parametrize(("kind", "tolerance"), [(Kind.BF16, 8e-3), (Kind.Q8_0, 1e-2), (Kind.Q4_1, 1e-1)])
 def test_stored_types_that_the_package_writes(tmp_path, tensors, golden, kind, tolerance):
     """Weights within the type's own error."""
     path = Writer(tmp_path / "head.gguf", tensors, kind).write()

@@ -88,9 +88,10 @@ def test_what_a_killed_process_left_is_removed(file, tmp_path):
         ({"blk.1.ffn_up.weight": None}, r"lacks tensors blk\.1\.ffn_up\.weight$"),
         ({"blk.1.ffn_up.bias": torch.ones(96)}, r"holds unknown tensors blk\.1\.ffn_up\.bias$"),
         ({"blk.2.ffn_up.weight": torch.ones(96, 64)}, r"holds unknown tensors blk\.2\.ffn_up\.weight$"),
+        ({"blk.0.ffn_up.weight": torch.ones(95, 64)}, r"tensor blk\.0\.ffn_up\.weight has shape \[95, 64\]: .*96"),
         (
-            {"blk.0.ffn_up.weight": torch.ones(95, 64)},
-            r"tensor blk\.0\.ffn_up\.weight has shape \[95, 64\]: .*96",
+            {"blk.1.ffn_up.weight": torch.ones(96, 64).log().log()},
+            r"tensor model\.layers\.1\.\S+ holds values that are no",
         ),
     ],
 )
@@ -134,7 +135,7 @@ def test_weights_are_of_the_type_that_is_asked_for(tmp_path):
 
 
 def test_memory_and_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr("outrider_drafters.checkpoints.gguf_target._SHARD_BYTES", 100_000)
+    monkeypatch.setattr("outrider_drafters.readers.target_cache._SHARD_BYTES", 100_000)
     model = make_model("llama", {})
     write_model(tmp_path / "m.gguf", "llama", model, {}, {"output.weight": model.get_input_embeddings().weight})
     directory = resolve_dir(tmp_path / "m.gguf")

@@ -11,13 +11,7 @@ from outrider_models.core.embedded import target_dir
 from outrider_models.core.options import held_out_file
 from outrider_models.core.questions import UserQuestion
 from outrider_models.distillation import distill
-from outrider_models.distillation.distill import (
-    Distillation,
-    DistillOptions,
-    SeenPrompts,
-    before_loop,
-    normalized,
-)
+from outrider_models.distillation.distill import Distillation, DistillOptions, SeenPrompts, before_loop, normalized
 from outrider_models.distillation.writer import Continuation, Dialog, Opening, TargetWriter
 from outrider_models.training.data.chats import read_chats
 from outrider_proto.errors import UsageError

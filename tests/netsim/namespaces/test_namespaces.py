@@ -50,12 +50,7 @@ async def test_sockets_of_one_side_reach_each_other_and_not_the_other_side():
 @pytest.mark.parametrize(
     ("function", "arguments", "expected", "message"),
     [
-        (
-            "outrider_netsim.namespaces.interfaces:set_up_tcp",
-            {"congestion": "vegan"},
-            EngineError,
-            "has .*cubic",
-        ),
+        ("outrider_netsim.namespaces.interfaces:set_up_tcp", {"congestion": "vegan"}, EngineError, "has .*cubic"),
         ("outrider_netsim.namespaces.interfaces:set_up", {"name": "absent"}, OSError, "no interface with this name"),
         ("outrider_netsim.namespaces.interfaces:absent", {}, EngineError, "AttributeError"),
         ("os:getpid", {}, EngineError, "not a module of outrider_netsim"),

@@ -20,11 +20,7 @@ STANDARD = ["normal", "uniform", "pareto", "paretonormal"]
 JITTERY = [*STANDARD, TABLE]
 
 
-@given(
-    distribution=st.sampled_from(JITTERY),
-    mean=st.floats(0, 1000),
-    deviation=st.floats(0.01, 1000),
-)
+@given(distribution=st.sampled_from(JITTERY), mean=st.floats(0, 1000), deviation=st.floats(0.01, 1000))
 def test_moments_agree_with_the_quantiles(distribution, mean, deviation):
     n = 20_000
     values = [delays.quantile(distribution, mean, deviation, (i + 0.5) / n) for i in range(0, n)]

@@ -126,11 +126,7 @@ def test_a_server_is_not_open_to_the_network_by_accident():
 
 @pytest.mark.parametrize(
     ("begins", "ends", "verdict", "text"),
-    [
-        (-9, -2, "error", "expired on"),
-        (-9, 3, "warning", "expires on"),
-        (2, 90, "error", "is valid only from"),
-    ],
+    [(-9, -2, "error", "expired on"), (-9, 3, "warning", "expires on"), (2, 90, "error", "is valid only from")],
 )
 def test_certificates_that_are_not_valid_now(tmp_path, begins, ends, verdict, text):
     cert, key = certificate(tmp_path, "cert", NOW + timedelta(days=begins), NOW + timedelta(days=ends))

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from tiny_targets import CONFIGS, build
 
 from outrider_drafters import TargetWeights, target_fingerprint
-from outrider_drafters.checkpoints.causal_lm import load_causal_lm
+from outrider_drafters.checkpoints.causal_lm import empty_causal_lm, load_causal_lm
 from outrider_drafters.checkpoints.hf_config import causal_config
 from outrider_drafters.load import load_drafter
+from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.errors import UsageError
 
@@ -47,6 +48,7 @@ def loaded_as(kind: str, directory: Path, target: TargetWeights) -> None:
         case "target":
             TargetWeights.load(directory)
             target_fingerprint(directory)
+            empty_causal_lm(Checkpoint(directory))
         case _:
             load_drafter(directory, target)
 

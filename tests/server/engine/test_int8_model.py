@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from tiny_targets import build
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_drafters.checkpoints.gguf_target import dequantize_target
+from outrider_drafters.quantization.quantize import code_tensors, quantize
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
 from outrider_server.engine import hf_model
@@ -23,6 +25,7 @@ from ...marks import needs_int8
 
 pytestmark = needs_int8
 PROMPT = list(range(100, 130))
+UP = "model.layers.1.mlp.up_proj.weight"
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +88,14 @@ def test_a_damaged_cache_is_told_and_made_again(saved, cache):
     assert Target.load(str(directory), "int8").digest
 
 
+def test_a_directory_of_ones_own_is_left_alone(saved, cache, tmp_path):
+    Target.load(str(saved()), "int8")
+    own = shutil.copytree(cache / made(cache)[0], tmp_path / "own")
+    (own / "outrider_digests.json").write_text('{"model.safetensors": "of other weights"}')
+    assert Target.load(str(own), "int8").digest
+    assert (own / "model.safetensors").is_file()
+
+
 def test_every_processor_gives_the_same_bits():
     """Sums of other widths, other kernels: what makers of processors and torch's builds for them differ in."""
     seen = set()
@@ -133,9 +144,11 @@ def refused(saved, monkeypatch, why):
     if why == "quantized":
         config = json.loads((directory / "config.json").read_text())
         (directory / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
-    if why == "incomplete":
+    if why in ("incomplete", "NaN", "int4"):
         tensors = load_file(directory / "model.safetensors")
-        del tensors["model.layers.1.mlp.up_proj.weight"]
+        weight = tensors.pop(UP)
+        tensors |= {UP: weight.log()} if why == "NaN" else {}
+        tensors |= code_tensors(UP, quantize(weight, "int4")) if why == "int4" else {}
         save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     if why == "processor":
         monkeypatch.setattr(hf_model, "has_exact_int8", lambda: False)
@@ -147,7 +160,9 @@ def refused(saved, monkeypatch, why):
     [
         ("experts", r"dtype=int8: model\.layers\.0\.mlp\.\S+ of a MixtralForCausalLM is no linear layer's"),
         ("quantized", "its weights are quantized already; leave dtype out"),
-        ("incomplete", r"lacks tensors model\.layers\.1\.mlp\.up_proj\.weight"),
+        ("incomplete", rf"lacks tensors {UP}"),
+        ("NaN", rf"tensor {UP} holds values that are no numbers"),
+        ("int4", r"model\.\S+ has no int8 codes; leave dtype out"),
         ("processor", r"this processor does not multiply int8 exactly \(VNNI, AMX\); take bfloat16"),
         ("device", "dtype=int8: for processors; on meta take auto"),
     ],

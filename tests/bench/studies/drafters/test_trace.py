@@ -75,10 +75,7 @@ def test_typical_acceptance_is_not_held_to_the_targets_text(golden):
         ({"--set temperature": "0", "--set acceptance": "typical"}, "temperature=0.0: typical acceptance needs more"),
         ({"--set epsilon": "2", "--set acceptance": "typical"}, "epsilon=2.0"),
         ({"--set choices": "no-such-set"}, "choices no-such-set: need a .json file or one of"),
-        (
-            {"--set choices": "mc_sim_7b_63", "--set levels": "3"},
-            "choices=mc_sim_7b_63 fixes the tree: leave",
-        ),
+        ({"--set choices": "mc_sim_7b_63", "--set levels": "3"}, "choices=mc_sim_7b_63 fixes the tree: leave"),
         ({"--drafter": "lookup,tli=1", "--set tli": "2"}, "tli=2, but drafter lookup,tli=1 has 1"),
     ],
 )
