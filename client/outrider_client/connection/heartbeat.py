@@ -1,8 +1,8 @@
 """When to ping while a reply is awaited, and when silence means that the link is lost. Pure: time is an argument.
 
-A stalled TCP connection says nothing for minutes. So while a reply is awaited a Ping goes out every half round trip,
-and when neither its Pong nor any other frame has arrived for 1.5 R + 4 deviations, the link is lost: about 2 R after
-the cut.
+A stalled TCP connection says nothing for minutes. So while a reply is awaited a Ping goes out after R/2 of silence, and
+when neither its Pong nor any other frame has arrived for 1.5 R + 4 deviations, the link is lost: about 2 R after the
+cut. While frames keep coming, some Pings measure R.
 
     cut       ping                                  lost
      |---------|-------------------------------------|
@@ -25,6 +25,7 @@ _UNKNOWN_RTT_S = 1.0  # as RFC 6298 starts
 _MAX_FACTOR = 16.0
 _UNPROVED_FACTOR = 2.0
 _MOST_EXTRA_S = 3.0  # more than our own lateness: a link that fails on a busy machine is noticed, too
+_SAMPLE_S = 0.25  # between Pings that only measure: each costs both sides as much as a token
 _PAUSE_S = 1.5  # without a frame; longer than between the requests of one answer
 
 
@@ -64,7 +65,7 @@ class Heartbeat:
         self._row_bytes = 0
         self._unanswered: dict[int, float] = {}
         self._next_nonce = 1
-        self._next_ping_at = 0.0
+        self._next_ping_at = self._pinged_at = 0.0
         self._heard_at = 0.0
         self._late_s = 0.0  # by which our event loop ran late since then
 
@@ -81,7 +82,7 @@ class Heartbeat:
     def ping(self, now: float) -> int:
         """Return the nonce of a Ping that is sent now."""
         nonce, self._next_nonce = self._next_nonce, self._next_nonce + 1
-        self._unanswered[nonce] = now
+        self._unanswered[nonce] = self._pinged_at = now
         self._next_ping_at = now + self.interval_s
         return nonce
 
@@ -101,6 +102,8 @@ class Heartbeat:
     def heard(self, now: float) -> None:
         """Note that any frame arrived: the link is alive."""
         self._heard_at, self._late_s = now, 0.0
+        sample_at = self._pinged_at + max(_SAMPLE_S, self.interval_s)
+        self._next_ping_at = max(self._next_ping_at, min(now + self.interval_s, sample_at))
 
     def rows_arrived(self, num_bytes: int, *, last: bool) -> None:
         """Note that rows arrived, `num_bytes` as `begin` counts them; the `last` of a request end what was awaited."""
@@ -123,7 +126,7 @@ class Heartbeat:
 
     @property
     def interval_s(self) -> float:
-        return max(self._mean_s / 2, self._patience.floor_s / 4)
+        return max(self._mean_s / 2, self._patience.floor_s / 2)
 
     @property
     def deadline_s(self) -> float:

@@ -167,9 +167,8 @@ class RequestTracker:
         now = self._clock()
         pending = self._pending[verdict.seq]
         if self._judged.seq != verdict.seq:
-            request, until = pending.request, None
-            if isinstance(request, Decode):
-                until = request.base_len + len(request.context) + 1
+            request = pending.request
+            until = request.base_len + len(request.context) + 1 if isinstance(request, Decode) else None
             num_bytes = self._session.num_bytes[1]
             self._judged = _Judged(request.seq, request.features_from or 0, now, num_bytes, until)
         self._meter.verdict(verdict, now - pending.at, on_draft=bool(pending.drafted.tree.tokens))

@@ -213,12 +213,11 @@ class Engine:
             placed = False
         failures: list[Exception | None] = []
         for result in results:
+            failures.append(None)
             try:
                 self.commit(result, placed=placed)
             except Exception as error:
-                failures.append(error)
-            else:
-                failures.append(None)
+                failures[-1] = error
         return failures
 
     @torch.inference_mode()

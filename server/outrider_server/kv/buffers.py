@@ -68,6 +68,7 @@ class KVBuffer:
     def __init__(self, slab: BufferSlab, lane: int) -> None:
         self.slab = slab
         self.lane = lane
+        self.is_fresh = True  # zeros, of pages that the system has not made yet
         self.capacity, self.width = slab.capacity, int(slab.features.shape[2])
         self.features: NDArray[np.float32] = slab.features[lane]
         # Of each stack of layers [layers, kv_heads, capacity, dim], and of each layer.
@@ -179,8 +180,9 @@ class BufferPool:
             buffer = spare.pop()
             self.spare_bytes -= buffer.num_bytes
             buffer.slab.num_spare -= 1
-            if buffer.slab.num_lanes > 1:
+            if buffer.slab.num_lanes > 1 and not buffer.is_fresh:
                 buffer.wipe()
+            buffer.is_fresh = False
             return buffer
         lane_bytes = self.bytes_of(rounded, width)
         lanes = min(_SLAB_LANES, max(min(_SLAB_BYTES, self.budget.free_bytes // _SLAB_SHARE) // lane_bytes, 1))
@@ -190,6 +192,7 @@ class BufferPool:
             return self.take_exactly(num_rows, width)
         for buffer in reversed(others):  # the next one taken lies beside the first
             self.give(buffer)
+        first.is_fresh = False
         return first
 
     def take_exactly(self, num_rows: int, width: int) -> KVBuffer:

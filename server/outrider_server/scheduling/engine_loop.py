@@ -100,8 +100,7 @@ class EngineLoop:
         if self.faults.broken.done():
             self._queues.fail_all(about_to_restart())
             return
-        planned = self._plan(self._draft(self._begin()))
-        results = self._verify(planned)
+        results = self._verify(self._plan(self._draft(self._begin())))
         self._post_verdicts(results)
         tap_s = self._passes.tap(self._passes.commit(results))
         self._wake(results)
@@ -133,11 +132,8 @@ class EngineLoop:
     def _begin(self) -> list[Request]:
         """Begin the first request of every session; return those that can run."""
         # A request may have lost its rows to one that began after it: then it stays in line.
-        return [
-            request
-            for request in self._queues.begin(self._tree_nodes)
-            if not request.ended and request.sequence.slot.holds_any
-        ]
+        begun = self._queues.begin(self._tree_nodes)
+        return [request for request in begun if not request.ended and request.sequence.slot.holds_any]
 
     def _draft(self, requests: abc.Sequence[Request]) -> list[Request]:
         """Draft for those who want the server to; return all that can still run."""
@@ -158,8 +154,7 @@ class EngineLoop:
         sequences = {request.sequence for request, _ in planned}
         with self._replies.waking_alongside():
             results = self._passes.run(planned, meanwhile=lambda: self._plan_ahead(sequences))
-        has_verdict = any(result.accepted is not None for _, result in results)
-        self.faults.count_step(len(planned), len(results), has_verdict=has_verdict)
+        self.faults.count_step(len(planned), len(results), has_verdict=any(one.accepted for _, one in results))
         return results
 
     def _plan_ahead(self, sequences: abc.Set[Sequence]) -> None:

@@ -52,14 +52,11 @@ class PassRunner:
 
     def commit(self, results: Results) -> Results:
         """Apply the results; return those where that succeeded."""
-        committed = []
         failures = self._engine.commit_all([result for _, result in results])
-        for (request, result), error in zip(results, failures, strict=True):
-            if error is None:
-                committed.append((request, result))
-            else:
+        for (request, _), error in zip(results, failures, strict=True):
+            if error is not None:
                 self._faults.fail(request, error)
-        return committed
+        return [pair for pair, error in zip(results, failures, strict=True) if error is None]
 
     def tap(self, committed: Results) -> float:
         """Make features for all together or, if that fails, for each alone; return the seconds it took."""

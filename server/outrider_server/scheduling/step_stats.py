@@ -31,22 +31,18 @@ class StepStats:
     @classmethod
     def of(cls, results: Sequence[StepResult], num_waiting: int, tap_s: float, idle_s: float) -> StepStats:
         """Summarize one pass, or the several that replace one that failed."""
-        accepted = [result for result in results if result.accepted is not None]
+        accepted = [(one.step_input, one.accepted.path) for one in results if one.accepted is not None]
         rows = [result.step_input.num_rows for result in results]
         # A set: results of one pass share one timing.
         timings = {result.timing for result in results}
         return cls(
             rows=sum(rows),
             drafts=len(accepted),
-            prefill_rows=sum(rows) - sum(result.step_input.num_rows for result in accepted),
+            prefill_rows=sum(rows) - sum(step_input.num_rows for step_input, _ in accepted),
             sessions=len(results),
             waiting=num_waiting,
             forward_s=sum(timing.ended - timing.started for timing in timings),
-            trees=tuple(
-                (len(o.step_input.tree), len(o.accepted.path))
-                for o in accepted
-                if o.accepted is not None and o.step_input.tree
-            ),
+            trees=tuple((len(step_input.tree), len(path)) for step_input, path in accepted if step_input.tree),
             tap_s=tap_s,
             idle_s=idle_s,
         )

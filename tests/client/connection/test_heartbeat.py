@@ -35,6 +35,8 @@ def test_pings_come_every_half_round_trip_and_pongs_measure_it():
     assert [heartbeat.should_ping(1.0 + R / 2 - early) for early in (0.001, 0.0)] == [False, True]
     heartbeat.ping(1.05)
     assert heartbeat.due_at == pytest.approx(1.05 + R / 2)
+    heartbeat.heard(1.08)
+    assert heartbeat.should_ping(1.12) is False  # frames put it off
 
 
 def lost_after(heartbeat: Heartbeat, cut: float, start: float = 0.0) -> float:
