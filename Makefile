@@ -22,8 +22,9 @@ protoc = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
-# `test` is for every change, `test-all` adds what is marked `slow`, and the lab. A worker or two more than processors; groups of
-# tests that must not run at the same time are in conftest.py. `make test WORKERS=0` runs one test after another.
+# `test` is for every change, `test-all` adds what is marked `slow`, and the lab. There are a worker or two more than
+# processors; groups of tests that must not run at the same time are in conftest.py. `make test WORKERS=0` runs one test
+# after another.
 WORKERS ?= logical
 # Hundreds of processes of the tests read what the first one has compiled, also where Python is told to keep nothing.
 test test-all test-quick: export PYTHONDONTWRITEBYTECODE =

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,9 @@ async def in_process(
     target_dir: Path, config: ClientConfig, target: Target | None = None, limits: LimitsConfig | None = None
 ) -> AsyncIterator[InProcessPair]:
     """Serve `target_dir`, or the loaded `target`, to the drafter named by `config`. Raises UsageError."""
-    models = LocalModels.load(config)
-    loaded = target if target is not None else Target.load(str(target_dir))
+    with ThreadPoolExecutor(1) as thread:  # it ends: OpenMP's team for it would slow down the engine's
+        models = thread.submit(LocalModels.load, config).result()
+        loaded = target or thread.submit(Target.load, str(target_dir)).result()
     drafters = [drafter for drafter in config.drafters if drafter is not None]
     verifier = Verifier(loaded, load_taps(loaded, target_dir, drafters), limits)
     await verifier.start()

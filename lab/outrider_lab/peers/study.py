@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +61,9 @@ class PeersStudy(Study[PeersOptions, PeerRow, dict[str, PeerRow]]):
 
     async def run(self, taken: Mapping[str, PeerRow], step: Step) -> Measured[PeerRow]:
         options = self.options
-        models = LocalModels.load(ClientConfig(target=options.directory, drafter=NO_DRAFTER))
+        with ThreadPoolExecutor(1) as thread:  # as in in_process()
+            config = ClientConfig(target=options.directory, drafter=NO_DRAFTER)
+            models = thread.submit(LocalModels.load, config).result()
         prompts = [models.encode(f"{number} {_QUESTION}", raw=False) for number in range(max(ANSWERS))]
         ways = self._ways()
         for number, (name, (who, dtype, drafter)) in enumerate(ways.items()):
@@ -134,7 +137,8 @@ class PeersStudy(Study[PeersOptions, PeerRow, dict[str, PeerRow]]):
         async with AsyncExitStack() as stack:
             if place == "in process":
                 torch.set_num_threads(threads)
-                target = Target.load(str(source), dtype)
+                with ThreadPoolExecutor(1) as thread:
+                    target = thread.submit(Target.load, str(source), dtype).result()
                 pair = await stack.enter_async_context(in_process(options.directory, how, target, COLD))
                 clients = [pair.client() for _ in range(max(ANSWERS))]
             else:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -82,7 +84,10 @@ class Server:
         check_exposure(config.host, config.security)
         authenticator = Authenticator(config.security)
         reporter = TelemetryReporter(config.telemetry)
-        verifier = _build_verifier(config, reporter.observer)
+        build = partial(_build_verifier, config, reporter.observer)
+        # A thread that ends takes OpenMP's team for it along: the engine's own would sleep between kernels beside it.
+        with ThreadPoolExecutor(1) as thread:
+            verifier = thread.submit(build).result() if config.threads else build()
         bundles = None
         if config.edge_bundle:
             bundles = EdgeBundles(config.target, config.drafters, config.edge_weights, config.edge_cache)

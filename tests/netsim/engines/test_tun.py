@@ -165,7 +165,7 @@ async def test_a_recording_shows_every_packet_with_the_times_of_the_link(tmp_pat
     assert all(left[number].data == entered[number].data for number in left)
     delays_ms = [(left[number].time_ns - entered[number].time_ns) / 1e6 for number in left]
     assert min(delays_ms) >= 20
-    assert statistics.quantiles(delays_ms, n=10)[0] < 22  # a busy machine adds to some, the link would to all
+    assert statistics.median(delays_ms) < 25  # about 20.1 on a quiet machine
     lines = list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines()))
     assert len(lines) == len(entered)
     fates = Counter((line["direction"], line["fate"]) for line in lines)
