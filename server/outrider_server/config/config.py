@@ -231,9 +231,7 @@ class ServerConfig:
             " where that is less, but not under 4096."
         ),
     ] = None
-    threads: Annotated[int | None, Flag("CPU threads, on cores of their own. Default: all; 1 for a small target.")] = (
-        None
-    )
+    threads: Annotated[int | None, Flag("CPU threads, on cores of their own. Default: all; small targets: 1.")] = None
     tensor_parallel: Annotated[
         int, Flag("Number of processes on this machine to divide the target among.", expert=True)
     ] = 1
