@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider_drafters.quantization.quantize import coded_names, dtype_name, int8_tensors, tied_names
-from outrider_drafters.readers.checkpoint import ROWS, WRITE_ERRORS, mapped_tensors, need_finite, released, sampled_rows
+from outrider_drafters.readers import checkpoint
+from outrider_drafters.readers.checkpoint import ROWS, WRITE_ERRORS, mapped_tensors, need_finite, released
 from outrider_drafters.readers.config import read_json
 from outrider_drafters.readers.digest import weights_digest
 from outrider_drafters.readers.gguf_file import part_names
@@ -37,7 +38,7 @@ SOURCE = "outrider_source.txt"
 DIGESTS = "outrider_digests.json"  # of the weights in each file
 _SHARD_BYTES = 2**28  # of tensors in memory at a time
 _SPARE_BYTES = 64 * 2**20  # for the tokenizer, and for a disk that is never quite empty
-_VERSION = 3  # of what is written: another number, and every target is written anew
+_VERSION = 4  # of what is written: another number, and every target is written anew
 _NAME = re.compile(r".+-[0-9a-f]{16}-(\w+)")
 _log = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ def write_weights(
             for name, values in released((name, read(name)) for name in names):
                 need_finite(source, [(name, values)])
                 if name in exact:
-                    rows[name] = sampled_rows(values).float().clone()  # not a view, which would keep it all
+                    rows[name] = checkpoint.sampled_rows(values).float().clone()  # not a view, which would keep it all
                 tensors |= int8_tensors(name, values) if name in coded else {name: values.to(plain).contiguous()}
                 bar.update(values.numel())
                 if report is not None:
@@ -217,7 +218,7 @@ def write_weights(
         index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         (directory / SAFETENSORS_INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
     if dtype != torch.float32:
-        save_file(rows, directory / ROWS)
+        save_file({**rows, **checkpoint.read_exact_rows(source)}, directory / ROWS)  # the source may be rounded, too
 
 
 def is_cached(directory: Path) -> bool:

@@ -63,9 +63,8 @@ class PeersStudy(Study[PeersOptions, PeerRow, dict[str, PeerRow]]):
         options = self.options
         with ThreadPoolExecutor(1) as thread:  # as in in_process()
             config = ClientConfig(target=options.directory, drafter=NO_DRAFTER)
-            models = thread.submit(LocalModels.load, config).result()
+            models, ways = thread.submit(LocalModels.load, config).result(), thread.submit(self._ways).result()
         prompts = [models.encode(f"{number} {_QUESTION}", raw=False) for number in range(max(ANSWERS))]
-        ways = self._ways()
         for number, (name, (who, dtype, drafter)) in enumerate(ways.items()):
             step(name, number, len(ways))
             if name not in taken:
