@@ -10,7 +10,7 @@ that a node's logits depend on no other node. A target's products round activati
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property, partial
 from typing import Self
@@ -121,25 +121,16 @@ class ExactInt8Codes(Int8Codes):
         return torch._int_mm(rows.to(torch.int8), self.codes.t()).float().mul_(self.scales.float()).mul_(scales)
 
 
-class PackedInt8:
-    """The product with the rows of ExactInt8Codes, packed once for oneDNN: bit for bit theirs, and faster.
-
-    Several matrices of one input share one product.
-    """
-
-    def __init__(self, *weights: ExactInt8Codes) -> None:
-        parts = zip(*(weight.parts for weight in weights), strict=True)
-        joined = ExactInt8Codes(*(map(torch.cat, parts) if len(weights) > 1 else weights[0].parts))
-        self._multiply = joined.multiply
-        # oneDNN has no kernel for few rows of small matrices, and takes its slow reference there.
-        if joined.codes.numel() >= _WORTH_PACKING:
-            packed: Tensor = torch.ops.onednn.qlinear_prepack(joined.codes, None)
-            scales = joined.scales.float()
-            self._multiply = partial(_packed_product, packed, scales, torch.zeros(len(scales), dtype=torch.int32))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map rows [m, k] float32 to [m, n] float32."""
-        return self._multiply(x)
+def packed_product(*weights: ExactInt8Codes) -> Callable[[Tensor], Tensor]:
+    """Pack matrices of one input once, for oneDNN, and return the product of rows with all: bit for bit theirs."""
+    parts = zip(*(weight.parts for weight in weights), strict=True)
+    joined = ExactInt8Codes(*(map(torch.cat, parts) if len(weights) > 1 else weights[0].parts))
+    # oneDNN has no kernel for few rows of small matrices, and takes its slow reference there.
+    if joined.codes.numel() < _WORTH_PACKING:
+        return joined.multiply
+    packed: Tensor = torch.ops.onednn.qlinear_prepack(joined.codes, None)
+    scales = joined.scales.float()
+    return partial(_packed_product, packed, scales, torch.zeros(len(scales), dtype=torch.int32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +141,8 @@ class PackedInt8Codes(ExactInt8Codes):
         return self._product(x)
 
     @cached_property
-    def _product(self) -> PackedInt8:
-        return PackedInt8(self)
+    def _product(self) -> Callable[[Tensor], Tensor]:
+        return packed_product(self)
 
 
 def _packed_product(packed: Tensor, scales: Tensor, zeros: Tensor, x: Tensor) -> Tensor:
@@ -184,7 +175,7 @@ def has_exact_int8() -> bool:
     try:
         codes = torch.full((1024, 260), -128, dtype=torch.int8)
         matrix, largest = ExactInt8Codes(codes, torch.ones(1024, dtype=torch.bfloat16)), torch.full((17, 260), 127.0)
-        products = (product(largest) for product in (matrix.multiply, PackedInt8(matrix)))
+        products = (product(largest) for product in (matrix.multiply, packed_product(matrix)))
         return all(bool((product == -128 * 127 * 260).all()) for product in products)
     except (AttributeError, RuntimeError, NotImplementedError):  # a torch without these kernels
         return False

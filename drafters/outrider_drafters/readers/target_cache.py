@@ -24,7 +24,6 @@ from torch import Tensor
 
 from outrider_drafters.quantization.quantize import coded_names, dtype_name, int8_tensors, tied_names
 from outrider_drafters.readers import checkpoint
-from outrider_drafters.readers.checkpoint import ROWS, WRITE_ERRORS, mapped_tensors, need_finite, released
 from outrider_drafters.readers.config import read_json
 from outrider_drafters.readers.digest import weights_digest
 from outrider_drafters.readers.gguf_file import part_names
@@ -162,7 +161,7 @@ def write_once(directory: Path, write: Callable[[Path], None]) -> None:
                 partial.rename(directory)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    except WRITE_ERRORS as error:
+    except checkpoint.WRITE_ERRORS as error:
         raise UsageError(f"{directory}: {getattr(error, 'strerror', None) or error}") from error
 
 
@@ -203,8 +202,8 @@ def write_weights(
     with tqdm(total=count, desc=source.name, unit="", unit_scale=True, disable=report and True) as bar:
         for shard, names in shards.filename_to_tensors.items():
             tensors: dict[str, Tensor] = {}
-            for name, values in released((name, read(name)) for name in names):
-                need_finite(source, [(name, values)])
+            for name, values in checkpoint.released((name, read(name)) for name in names):
+                checkpoint.need_finite(source, [(name, values)])
                 if name in exact:
                     rows[name] = checkpoint.sampled_rows(values).float().clone()  # not a view, which would keep it all
                 tensors |= int8_tensors(name, values) if name in coded else {name: values.to(plain).contiguous()}
@@ -218,7 +217,8 @@ def write_weights(
         index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         (directory / SAFETENSORS_INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
     if dtype != torch.float32:
-        save_file({**rows, **checkpoint.read_exact_rows(source)}, directory / ROWS)  # the source may be rounded, too
+        rows |= checkpoint.read_exact_rows(source)  # which may be rounded itself
+        save_file(rows, directory / checkpoint.ROWS)
 
 
 def is_cached(directory: Path) -> bool:
@@ -230,7 +230,8 @@ def check_written(directory: Path) -> None:
     """Raise UsageError, and remove the directory, where one of this cache does not hold what was written."""
     for name, digest in (read_json(directory / DIGESTS) if is_cached(directory) else {}).items():
         try:
-            is_whole = weights_digest({}, released(sorted(mapped_tensors(directory / name).items()))) == digest
+            found = checkpoint.mapped_tensors(directory / name)
+            is_whole = weights_digest({}, checkpoint.released(sorted(found.items()))) == digest
         except UsageError:
             is_whole = False
         if not is_whole:

@@ -26,7 +26,7 @@ from transformers import (
 from outrider_drafters.blocks.packed_linear import PackedLinear, can_pack
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.processor import padded_rows
-from outrider_drafters.quantization.codes import PackedInt8
+from outrider_drafters.quantization.codes import packed_product
 from outrider_drafters.readers.checkpoint import release
 from outrider_server.engine.attention import SlotAttention
 from outrider_server.engine.batch_segment import AttentionCall
@@ -189,7 +189,7 @@ class _Int8Linear:
 
     def __init__(self, layers: Sequence[nn.Linear], bias: Tensor | None, *, packed: bool) -> None:
         codes = [each for layer in layers if (each := int8_codes(layer.weight)) is not None]
-        self._product = PackedInt8(*codes) if packed else partial(_side_by_side, [layer.weight for layer in layers])
+        self._product = packed_product(*codes) if packed else partial(_side_by_side, [layer.weight for layer in layers])
         self._bias = bias
         for layer in layers:
             release(layer.weight)
