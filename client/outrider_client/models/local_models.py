@@ -31,7 +31,7 @@ from outrider_client.models.offline_drafter import choose_offline
 from outrider_client.models.private_tokens import PrivateSplit, split
 from outrider_client.models.tokenizer import TargetTokenizer
 from outrider_drafters.checkpoints.bundle import find_bundle
-from outrider_drafters.checkpoints.catalog import CATALOG
+from outrider_drafters.checkpoints.catalog import catalog
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir
@@ -275,7 +275,7 @@ class LocalModels:
 def with_default_models(config: ClientConfig) -> ClientConfig:
     """Name target and drafter where none is given; the drafter of a target that is not ours stays None."""
     target = config.target or default_target(source for source in config.drafters if isinstance(source, str))
-    if config.drafter is not None or not (target == EMBEDDED or target in CATALOG):
+    if config.drafter is not None or not (target == EMBEDDED or target in catalog()):
         return replace(config, target=target)
     best = shipped_drafters(target)
     return replace(config, target=target, drafter=next(iter(best), "lookup"))

@@ -18,7 +18,7 @@ from outrider_drafters.checkpoints.gguf_target import dequantized_dir
 from outrider_drafters.checkpoints.hf_config import explained
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, DrafterOptions
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.checkpoints.target_weights import TargetSizes, resolve_dir
+from outrider_drafters.checkpoints.target_weights import TargetSizes, find_model
 from outrider_drafters.readers.checkpoint import Checkpoint, join_names, need_finite
 from outrider_drafters.readers.config import Config, config_int, read_config
 from outrider_drafters.readers.gguf_file import SUFFIX, GgufFile, part_names
@@ -61,8 +61,7 @@ class DrafterFiles:
     def open(cls, source: DrafterSource) -> DrafterFiles:
         """Open a directory, a hub name, or a GGUF file, whose path then takes the directory's place."""
         # A GGUF file stands for its directory, and heads in a file of their own come before a whole model beside them.
-        place = Path(source.name).expanduser()
-        directory = place if place.is_file() else resolve_dir(source.name)
+        directory = find_model(source.name)
         if (gguf := find_gguf(directory)) is not None:
             file = GgufFile.read(gguf)
             if file.architecture not in LANGUAGE_MODELS:

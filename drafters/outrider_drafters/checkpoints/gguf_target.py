@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from outrider_drafters.checkpoints.gguf_tokenizer import write_tokenizer
 from outrider_drafters.quantization.quantize import dtype_name, tied_names
 from outrider_drafters.readers.checkpoint import join_names
 from outrider_drafters.readers.gguf_file import GgufFile
-from outrider_drafters.readers.target_cache import cached_dir, source_files, write_cached, write_once, write_weights
+from outrider_drafters.readers.target_cache import cached_dir, source_files, write_cached, write_weights
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,12 +44,7 @@ def dequantized_dir(path: Path, dtype: torch.dtype | None = None) -> Path:
     if dtype is None:
         made = (each for each in _DTYPES if cached_dir(source, dtype_name(each)).is_dir())
         dtype = next(made, None) or suitable_dtype(GgufFile.read(path))
-    return write_cached(source, dtype_name(dtype), lambda partial: _write(path, partial, dtype, None))
-
-
-def dequantize_target(path: Path, directory: Path, report: Callable[[float], None] | None = None) -> None:
-    """Write what a GGUF file holds to `directory`, unless it exists; `report` gets the share. Raises UsageError."""
-    write_once(directory, lambda partial: _write(path, partial, None, report))
+    return write_cached(source, dtype_name(dtype), lambda partial: write_target(path, partial, dtype))
 
 
 def num_weights(file: GgufFile) -> int:
@@ -63,7 +57,8 @@ def suitable_dtype(file: GgufFile) -> torch.dtype:
     return torch.float32 if num_weights(file) < _FLOAT32_PARAMETERS else torch.bfloat16
 
 
-def _write(path: Path, directory: Path, dtype: torch.dtype | None, report: Callable[[float], None] | None) -> None:
+def write_target(path: Path, directory: Path, dtype: torch.dtype | None = None) -> None:
+    """Write what a GGUF file holds to a new directory. Raises UsageError."""
     file = GgufFile.read(path)
     model = _empty_model(file)
     sources, empty = _sources(file, model), model.state_dict()
@@ -71,7 +66,7 @@ def _write(path: Path, directory: Path, dtype: torch.dtype | None, report: Calla
     def read(name: str) -> Tensor:
         return _converted(file, model, sources[name], tuple(empty[name].shape))
 
-    write_weights(directory, file.path, model, read, dtype or suitable_dtype(file), report)
+    write_weights(directory, file.path, model, read, dtype or suitable_dtype(file))
     if model.generation_config is not None:
         model.generation_config.save_pretrained(directory)
     write_tokenizer(file, directory)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.last_layers import LastLayers, read_last_layers
 from outrider_drafters.checkpoints.bundle import DRAFTER, Bundle, find_bundle
-from outrider_drafters.checkpoints.catalog import CATALOG, installed_dir
+from outrider_drafters.checkpoints.catalog import catalog, installed_file
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, DraftHead, read_draft_vocab, select_rows
 from outrider_drafters.quantization.quantize import int8_rows
 from outrider_drafters.readers.checkpoint import Checkpoint, need_finite
@@ -145,19 +145,25 @@ class TargetWeights:
 
 
 def resolve_dir(name_or_path: str | Path, dtype: torch.dtype | None = None) -> Path:
-    """Return a directory, an installed model's or a GGUF file's (as `dtype`), or the hub's. Raises UsageError."""
+    """Return the directory of what `find_model` finds, which a GGUF file becomes (as `dtype`). Raises UsageError."""
+    path = find_model(name_or_path)
+    if not path.is_file():
+        return path
+    from outrider_drafters.checkpoints.gguf_target import dequantized_dir
+
+    return dequantized_dir(path, dtype)
+
+
+def find_model(name_or_path: str | Path) -> Path:
+    """Return a directory or GGUF file: the one at a path, an installed model's, or the hub's. Raises UsageError."""
     path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (path.is_file() and path.suffix == SUFFIX):
         return path
     if path.is_file():
-        if path.suffix != SUFFIX:
-            raise UsageError(f"{name_or_path}: a file: need a model directory or a {SUFFIX} file")
-        from outrider_drafters.checkpoints.gguf_target import dequantized_dir
-
-        return dequantized_dir(path, dtype)
-    if len(path.parts) == 1 and (directory := installed_dir(str(name_or_path))).is_dir():
-        return directory
-    if str(name_or_path) in CATALOG:
+        raise UsageError(f"{name_or_path}: a file: need a model directory or a {SUFFIX} file")
+    if len(path.parts) == 1 and (file := installed_file(str(name_or_path))).is_file():
+        return file
+    if str(name_or_path) in catalog():
         raise UsageError(f"{name_or_path}: not installed: outrider-models get {name_or_path}")
     if path.is_absolute() or len(path.parts) != 2 or str(name_or_path).startswith("."):
         raise UsageError(

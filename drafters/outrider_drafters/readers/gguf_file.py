@@ -150,13 +150,18 @@ def _is_tokenizers(key: str, stored: ReaderField) -> bool:
     return key.startswith("tokenizer.") and stored.types[:1] == [GGUFValueType.ARRAY]
 
 
-def _opened(path: Path) -> GGUFReader:
+def need_gguf(name: object) -> None:
+    """Raise UsageError, which begins with the name of a file or model, where the package gguf is missing."""
     try:
         import gguf  # noqa: F401  # what is missing, where it is
-
-        from outrider_drafters.readers.gguf_header import BoundedReader
     except ImportError as error:
-        raise UsageError(f"{path}: GGUF files need the package gguf: pip install 'outrider[gguf]'") from error
+        raise UsageError(f"{name}: GGUF files need the package gguf: pip install 'outrider[gguf]'") from error
+
+
+def _opened(path: Path) -> GGUFReader:
+    need_gguf(path)
+    from outrider_drafters.readers.gguf_header import BoundedReader
+
     try:
         reader = BoundedReader(path)
     except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:

@@ -32,7 +32,6 @@ from outrider_proto.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Report = Callable[[float], None] | None
 SOURCE = "outrider_source.txt"
 DIGESTS = "outrider_digests.json"  # of the weights in each file
 _SHARD_BYTES = 2**28  # of tensors in memory at a time
@@ -132,7 +131,7 @@ def write_cached(source: Path, kind: str, write: Callable[[Path], None]) -> Path
     is_new = not directory.is_dir()
     if is_new:
         _remove(target for target in cached_targets() if target.is_stale)
-        write_once(directory, write)
+        _write_once(directory, write)
     with suppress(OSError):  # a cache that came with an image may be read-only
         if not (directory / SOURCE).is_file():
             (directory / SOURCE).write_text(str(source.absolute()))
@@ -145,7 +144,7 @@ def write_cached(source: Path, kind: str, write: Callable[[Path], None]) -> Path
     return directory
 
 
-def write_once(directory: Path, write: Callable[[Path], None]) -> None:
+def _write_once(directory: Path, write: Callable[[Path], None]) -> None:
     """Have a directory written, whole or not at all, unless it exists. Raises UsageError."""
     from filelock import FileLock
 
@@ -171,11 +170,10 @@ def write_weights(
     model: PreTrainedModel,
     read: Callable[[str], Tensor],
     dtype: torch.dtype,
-    report: Report = None,
 ) -> None:
     """Make a directory of a model's config and weights, of which memory holds one shard at a time. Raises UsageError.
 
-    `model`: on the meta device. `report` gets the share that is done; without it there is a bar on a terminal.
+    `model`: on the meta device. On a terminal there is a bar.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
     from huggingface_hub.constants import SAFETENSORS_INDEX_FILE
@@ -199,7 +197,7 @@ def write_weights(
     digests, rows = dict[str, str](), dict[str, Tensor]()
     shards = split_torch_state_dict_into_shards(empty, max_shard_size=_SHARD_BYTES)
     # disable=None: no bar unless on a terminal.
-    with tqdm(total=count, desc=source.name, unit="", unit_scale=True, disable=report and True) as bar:
+    with tqdm(total=count, desc=source.name, unit="", unit_scale=True, disable=None) as bar:
         for shard, names in shards.filename_to_tensors.items():
             tensors: dict[str, Tensor] = {}
             for name, values in checkpoint.released((name, read(name)) for name in names):
@@ -208,8 +206,6 @@ def write_weights(
                     rows[name] = checkpoint.sampled_rows(values).float().clone()  # not a view, which would keep it all
                 tensors |= int8_tensors(name, values) if name in coded else {name: values.to(plain).contiguous()}
                 bar.update(values.numel())
-                if report is not None:
-                    report(bar.n / count)
             save_file(tensors, directory / shard, metadata={"format": "pt"})
             digests[shard] = weights_digest({}, sorted(tensors.items()))
     (directory / DIGESTS).write_text(json.dumps(digests, indent=2) + "\n")

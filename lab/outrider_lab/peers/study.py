@@ -29,6 +29,7 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.core.events import Committed
 from outrider_client.models.local_models import LocalModels
+from outrider_drafters.checkpoints.target_weights import find_model
 from outrider_drafters.readers.gguf_file import SUFFIX
 from outrider_lab.peers import runner
 from outrider_lab.studies.options import PeersOptions
@@ -152,7 +153,8 @@ class PeersStudy(Study[PeersOptions, PeerRow, dict[str, PeerRow]]):
     def _peer(self, who: str, dtype: str, prompts: Sequence[Sequence[int]]) -> PeerRow:
         """Run a peer in its environment."""
         options = self.options
-        model = str(options.directory if who != "llama.cpp" else options.gguf or options.target or "")
+        file = options.gguf or find_model(target_source(options.target))
+        model = str(file if who == "llama.cpp" else options.directory)
         if who == "llama.cpp" and not model.endswith(SUFFIX):
             return PeerRow({}, "reads GGUF files only: give it one with --set gguf=FILE")
         job = {"model": model, "dtype": dtype, "threads": _threads(), "prompts": prompts, "answers": ANSWERS}

@@ -56,41 +56,37 @@ def bundle(options: BundleOptions) -> None:
 
 
 @app.command()
-def get(name: Annotated[str, typer.Argument(help="Model of the catalog: smollm2.")]) -> None:
+def get(name: Annotated[str, typer.Argument(help="Model of the catalog, as `info` lists them: smollm2.")]) -> None:
     """Download a model and install it under its name, which every --target then takes."""
-    from rich.progress import Progress
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    from outrider_drafters.checkpoints.catalog import CATALOG
+    from outrider_drafters.checkpoints.catalog import catalog
     from outrider_models.catalog import get_model
     from outrider_proto.terminal.console import TerminalConsole
 
-    bar = Progress(console=TerminalConsole(stderr=True))
-    task = bar.add_task("converting", total=1.0)
-
-    def report(done: float) -> None:
-        bar.start()  # not before: pip draws its own bar first
-        bar.update(task, completed=done)
-
-    try:
-        directory = get_model(name, report)
-    except KeyboardInterrupt:
-        print_line(f"{name}: interrupted; get it again to go on", err=True)
-        raise typer.Exit(130) from None
-    finally:
-        if bar.live.is_started:
-            bar.stop()
-    print_line(f"{name}: {CATALOG[name].about}, in {directory}")
+    if (model := catalog().get(name)) is not None:
+        print_line(f"{name}: {model}")
+    console = TerminalConsole(stderr=True)
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, total=model.size_bytes if model else None)
+        try:
+            file = get_model(name, lambda place, done: bar.update(task, description=place, completed=done))
+        except KeyboardInterrupt:
+            print_line(f"{name}: interrupted; get it again to go on", err=True)
+            raise typer.Exit(130) from None
+    print_line(f"{name}: installed, {file}")
 
 
 @app.command()
 def remove(
     names: Annotated[list[str], typer.Argument(help="Models, as `info` lists them.")],
 ) -> None:
-    """Remove models that `get` has installed, or targets of the cache, which are made again when they are used."""
+    """Remove models that `get` has installed, with what was made of them, or targets of the cache."""
     from outrider_models.catalog import remove_model
 
     for name in names:
-        print_line(f"{name}: removed, {remove_model(name).size_bytes:,} bytes")
+        print_line(f"{name}: removed, {remove_model(name):,} bytes")
 
 
 @app.command()
@@ -163,7 +159,7 @@ def info() -> None:
     """List the models that ship, those to get and those of the cache, with sizes, fingerprints and scores."""
     from rich.table import Table
 
-    from outrider_drafters.checkpoints.catalog import CATALOG, installed_dir, is_installed
+    from outrider_drafters.checkpoints.catalog import catalog, installed_file, is_installed
     from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
     from outrider_drafters.readers.checkpoint import Checkpoint
     from outrider_drafters.readers.target_cache import cached_targets
@@ -173,7 +169,7 @@ def info() -> None:
     console = TerminalConsole()
     table = Table("model", "for", "parameters", "bytes", "fingerprint")
     total = 0
-    shipped = {name: drafter_dir(name) for target in CATALOG for name in shipped_drafters(target)}
+    shipped = {name: drafter_dir(name) for target in catalog() for name in shipped_drafters(target)}
     for name, directory in (model_dirs() | shipped).items():
         size_bytes = sum(path.stat().st_size for path in directory.iterdir())
         fingerprint = target_fingerprint(directory) if name == "target" else ""
@@ -184,9 +180,9 @@ def info() -> None:
         total += size_bytes
     console.print(table)
     console.print(f"total {total:,} bytes; tokenizer {tokenizer_fingerprint(target_dir())}")
-    for name, model in CATALOG.items():
-        where = installed_dir(name) if is_installed(name) else f"not installed: outrider-models get {name}"
-        console.print(f"{name}: {model.about}; {where}", soft_wrap=True, highlight=False)
+    for name, model in catalog().items():
+        where = installed_file(name) if is_installed(name) else f"not installed: outrider-models get {name}"
+        console.print(f"{name}: {model}; {where}", soft_wrap=True, highlight=False)
     for cached in cached_targets():
         what = f"{cached.dtype}, {cached.size_bytes:,} bytes, last used {datetime.fromtimestamp(cached.used_at):%F %R}"
         source = f"made of {cached.source or 'an unknown file'}{', changed or gone since' if cached.is_stale else ''}"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from outrider_drafters.checkpoints.catalog import CATALOG, is_installed
+from outrider_drafters.checkpoints.catalog import catalog, installed_file, is_installed
 from outrider_drafters.readers.config import read_json
 from outrider_proto.errors import UsageError
 
@@ -37,7 +37,7 @@ Writes = Literal["alone", "after the target", "no"]
 def measured_writing(drafter: str | Path, target: str | Path | None) -> Writes | None:
     """Return what a drafter that ships may write without its target; None if that was not measured."""
     name = str(drafter).removeprefix(f"{_ROOT}{os.sep}").partition(",")[0]
-    name = CATALOG[name].drafter if name in CATALOG else name
+    name = catalog()[name].drafter if name in catalog() else name
     if name not in _WRITING or ("/" not in name and not _is_embedded(target)):
         return None
     after, alone = _WRITING[name]
@@ -67,23 +67,25 @@ def shipped_drafters(target: str | Path | None = None) -> tuple[str, ...]:
     """
     if target is None or target == EMBEDDED:
         return DRAFTERS
-    if str(target) in CATALOG:
+    if str(target) in catalog():
         return _drafters_by_name(str(target))
     from outrider_drafters.checkpoints.fingerprint import TARGET_FINGERPRINT_KEY, target_fingerprint
 
     fingerprint = target_fingerprint(target)
     made_for_it = (
         names
-        for names in (DRAFTERS, *map(_drafters_by_name, CATALOG))
+        for names in (DRAFTERS, *map(_drafters_by_name, catalog()))
         if names and read_json(drafter_dir(names[0]) / "config.json").get(TARGET_FINGERPRINT_KEY) == fingerprint
     )
     return next(made_for_it, ())
 
 
 def drafter_dir(name: str) -> Path:
-    """Return the directory of a drafter that ships. Raises UsageError for an unknown name."""
-    if (target := name.partition("/")[0]) in CATALOG:
+    """Return the directory of a drafter that ships, or an installed file. Raises UsageError for an unknown name."""
+    if (target := name.partition("/")[0]) in catalog():
         names = _drafters_by_name(target)
+        if name == target and not names and is_installed(name):  # the model itself, as an independent drafter
+            return installed_file(name)
         if not names:
             raise UsageError(f"drafter {name!r}: none ships for {target}: --drafter lookup needs no weights")
         if name not in (target, *names):
@@ -105,7 +107,7 @@ def drafter_source(text: str, target: str | Path | None = None) -> str:
     Names without a slash count for the embedded target only. Raises UsageError for an unknown one of the catalog.
     """
     name, comma, options = text.partition(",")
-    if name.partition("/")[0] in CATALOG or ((target is None or target == EMBEDDED) and name in DRAFTERS):
+    if name.partition("/")[0] in catalog() or ((target is None or target == EMBEDDED) and name in DRAFTERS):
         return f"{drafter_dir(name)}{comma}{options}"
     return text
 
@@ -114,17 +116,17 @@ def default_target(drafters: Iterable[str] = ()) -> str:
     """Return the target to use where none is given: that of the drafters, else one that is installed or embedded."""
     names = [source.partition(",")[0] for source in drafters]
     for name in names:
-        if (target := name.partition("/")[0]) in CATALOG:
+        if (target := name.partition("/")[0]) in catalog():
             return target
         if name in DRAFTERS:
             return EMBEDDED
-    return next((name for name in CATALOG if is_installed(name)), EMBEDDED)
+    return next((name for name in catalog() if is_installed(name)), EMBEDDED)
 
 
 def _drafters_by_name(target: str) -> tuple[str, ...]:
     """Return the names of the drafters that ship for a target of the catalog, the best first."""
     found = sorted(f"{target}/{path.parent.name}" for path in (_ROOT / target).glob("*/config.json"))
-    best = CATALOG[target].drafter
+    best = catalog()[target].drafter
     return tuple(sorted(found, key=lambda name: name != best))
 
 

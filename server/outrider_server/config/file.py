@@ -6,7 +6,7 @@ from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from outrider_drafters.checkpoints.catalog import CATALOG
+from outrider_drafters.checkpoints.catalog import catalog
 from outrider_drafters.checkpoints.source import source_beside
 from outrider_models.core.embedded import EMBEDDED, default_target, drafter_source, model_dirs, shipped_drafters
 from outrider_proto.errors import UsageError
@@ -61,7 +61,7 @@ def _with_models(config: _Config) -> _Config:
 def _with_pair(config: _Config) -> _Config:
     name = config.target or default_target(config.drafters)
     if name != EMBEDDED:
-        shipped = shipped_drafters(name) if name in CATALOG else ()
+        shipped = shipped_drafters(name) if name in catalog() else ()
         return replace(config, target=name, drafters=config.drafters or shipped)
     embedded = model_dirs()
     if "target" not in embedded:

@@ -18,14 +18,14 @@ from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.causal_lm import load_causal_lm
 from outrider_drafters.checkpoints.gguf_target import num_weights, suitable_dtype
 from outrider_drafters.checkpoints.hf_config import causal_config, explained
-from outrider_drafters.checkpoints.target_weights import resolve_dir
+from outrider_drafters.checkpoints.target_weights import find_model, resolve_dir
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.processor import cpu_has_bf16
 from outrider_drafters.quantization.codes import ExactInt8Codes, has_exact_int8
 from outrider_drafters.quantization.quantize import coded_names, dtype_name
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.readers.checkpoint import Checkpoint, need_finite, released
-from outrider_drafters.readers.gguf_file import SUFFIX, GgufFile
+from outrider_drafters.readers.gguf_file import GgufFile
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import IMPLEMENTATION, register
 from outrider_server.engine.int8_model import int8_dir, load_int8
@@ -150,20 +150,15 @@ def resolve_target(name_or_path: str, dtype: str, device: torch.device) -> tuple
 
     Raises UsageError.
     """
-    path = _place(name_or_path)
+    path = find_model(name_or_path)
     computed_in = resolve_dtype(dtype, path, device)
     directory = resolve_dir(path, computed_in)
     return (int8_dir(directory) if computed_in == torch.int8 else directory), computed_in
 
 
-def _place(name_or_path: str) -> Path:
-    file = Path(name_or_path).expanduser()
-    return file if file.suffix == SUFFIX and file.is_file() else resolve_dir(name_or_path)
-
-
 def own_dtype(name_or_path: str) -> torch.dtype:
     """Return the dtype that loses nothing of a target's weights. Raises UsageError."""
-    return _own_dtype(_place(name_or_path))
+    return _own_dtype(find_model(name_or_path))
 
 
 def resolve_dtype(name: str, path: Path, device: torch.device) -> torch.dtype:

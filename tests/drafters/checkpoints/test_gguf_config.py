@@ -12,7 +12,7 @@ from gguf_models import GEMMA3_ROPE, KEYS, MODELS, PARTIAL, make_model, write_mo
 from transformers import AutoModelForCausalLM
 
 from outrider_drafters.checkpoints.gguf_config import language_model_config
-from outrider_drafters.checkpoints.gguf_target import dequantize_target
+from outrider_drafters.checkpoints.gguf_target import write_target
 from outrider_drafters.readers.gguf_file import GgufFile, StoredTensors
 from outrider_proto.errors import UsageError
 
@@ -110,7 +110,7 @@ def test_what_is_applied(tmp_path, name, keys, fields):
     model = make_model(name, fields)
     tensors = keys.get(TENSORS, {})
     write_model(tmp_path / "m.gguf", name, model, {k: v for k, v in keys.items() if k != TENSORS}, tensors)
-    dequantize_target(tmp_path / "m.gguf", tmp_path / "made")
+    write_target(tmp_path / "m.gguf", tmp_path / "made")
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "made", dtype=torch.float32)
     assert torch.allclose(logits(ours), logits(model), atol=1e-4, rtol=1e-4)
     assert {"bos_token_id": None, "eos_token_id": 0}.items() <= ours.config.to_dict().items()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider_drafters import load_drafter
-from outrider_drafters.checkpoints.catalog import installed_dir
+from outrider_drafters.checkpoints.catalog import installed_file
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir
 from outrider_models.core.embedded import target_dir
@@ -172,9 +172,9 @@ def test_a_disk_that_fills_meanwhile(file, tmp_path, room_for):
     assert in_cache(tmp_path) == ["outrider", "targets"]
 
 
-def test_a_model_that_was_got_by_name():
+def test_a_model_that_was_got_by_name(file):
     with pytest.raises(UsageError, match="embedded_twin: no such directory or file, nor a name of"):
         resolve_dir("embedded_twin")
-    installed_dir("embedded_twin").mkdir(parents=True)
-    (installed_dir("embedded_twin") / "config.json").write_text(json.dumps({}))
-    assert resolve_dir("embedded_twin") == installed_dir("embedded_twin")
+    installed_file("embedded_twin").parent.mkdir(parents=True)
+    file.rename(installed_file("embedded_twin"))
+    assert resolve_dir("embedded_twin") == resolve_dir(installed_file("embedded_twin"))

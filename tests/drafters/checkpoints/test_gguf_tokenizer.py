@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from outrider_drafters.checkpoints.gguf_target import dequantize_target
+from outrider_drafters.checkpoints.gguf_target import write_target
 from outrider_drafters.readers.gguf_file import GgufFile
 from outrider_proto.errors import UsageError
 
@@ -42,7 +42,7 @@ def written(path: Path, pre: str | None = None, control: tuple[str, ...] = (), m
 
     model = make_model("llama", {"vocab_size": len(tokens)})
     write_model(path / "m.gguf", "llama", model, {}, tokenizer=tokenizer)
-    dequantize_target(path / "m.gguf", path / "made")
+    write_target(path / "m.gguf", path / "made")
     return path / "made"
 
 
@@ -130,7 +130,7 @@ def test_sentencepiece_text_begins_with_a_space_unless_the_file_says_not(tmp_pat
 
     model = make_model("llama", {"vocab_size": len(pieces)})
     write_model(tmp_path / "m.gguf", "llama", model, {}, tokenizer=tokenizer)
-    dequantize_target(tmp_path / "m.gguf", tmp_path / "made")
+    write_target(tmp_path / "m.gguf", tmp_path / "made")
     made = AutoTokenizer.from_pretrained(str(tmp_path / "made"))
     assert made.convert_ids_to_tokens(made("ab")["input_ids"]) == tokens
     assert made.decode(made("ab")["input_ids"]) == "ab"

@@ -7,9 +7,8 @@ import sys
 import pytest
 from gguf_llama import write_gguf
 
-from outrider_drafters.checkpoints.catalog import installed_dir
+from outrider_drafters.checkpoints.catalog import installed_file
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab
-from outrider_drafters.checkpoints.gguf_target import dequantize_target
 from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_models.cli.app import main
 from outrider_models.core.embedded import target_dir
@@ -57,7 +56,8 @@ def test_cached_and_installed_models_are_listed_and_removed(monkeypatch, capsys,
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     write_gguf(target_dir(), tmp_path / "small.gguf")
     name = resolve_dir(tmp_path / "small.gguf").name
-    dequantize_target(tmp_path / "small.gguf", installed_dir("smollm2"))
+    installed_file("smollm2").parent.mkdir(parents=True)
+    write_gguf(target_dir(), installed_file("smollm2"))
     assert run(monkeypatch, "info") == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cached ")]
     assert re.fullmatch(
@@ -67,7 +67,7 @@ def test_cached_and_installed_models_are_listed_and_removed(monkeypatch, capsys,
     said = capsys.readouterr()
     assert [line.partition(",")[0] for line in said.out.splitlines()] == [f"{name}: removed", "smollm2: removed"]
     assert "smollm2: neither installed nor in the cache: `outrider-models info` lists what is" in said.err
-    assert not installed_dir("smollm2").exists()
+    assert not installed_file("smollm2").exists()
     assert run(monkeypatch, "info") == 0
     assert "cached" not in capsys.readouterr().out
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from outrider_drafters import TargetWeights, load_drafter, load_tap
-from outrider_drafters.checkpoints.catalog import CATALOG, installed_dir
+from outrider_drafters.checkpoints.catalog import catalog, installed_file
 from outrider_drafters.checkpoints.fingerprint import TARGET_FINGERPRINT_KEY
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import resolve_dir
@@ -45,7 +45,7 @@ def test_the_models_stay_small():
     assert sum(file.stat().st_size for file in files) < MAX_PACKAGE_BYTES
 
 
-@pytest.mark.parametrize("target", CATALOG)
+@pytest.mark.parametrize("target", catalog())
 def test_drafters_for_targets_to_get_stay_small_and_say_what_they_are_for(target):
     names = shipped_drafters(target)
     sizes = [sum(file.stat().st_size for file in drafter_dir(name).iterdir()) for name in names]
@@ -54,7 +54,7 @@ def test_drafters_for_targets_to_get_stay_small_and_say_what_they_are_for(target
     made_for = {read_config(drafter_dir(name)).get(TARGET_FINGERPRINT_KEY) for name in names}
     assert None not in made_for
     assert len(made_for) <= 1
-    assert not names or names[0] == CATALOG[target].drafter  # the best one is there
+    assert not names or names[0] == catalog()[target].drafter  # the best one is there
     for name in names:
         open_drafter(DrafterSource(str(drafter_dir(name))))  # its family is recognized
 
@@ -68,7 +68,7 @@ def test_a_name_stands_for_its_directory_and_keeps_its_options():
 @pytest.fixture
 def heads(tmp_path, monkeypatch):
     """A package in which eagle3 and moa ship for smollm2, made for the embedded target in truth; nothing installed."""
-    monkeypatch.setitem(CATALOG, "smollm2", replace(CATALOG["smollm2"], drafter="smollm2/moa"))
+    monkeypatch.setitem(catalog(), "smollm2", replace(catalog()["smollm2"], drafter="smollm2/moa"))
     shutil.copytree(drafter_dir("eagle3"), tmp_path / "smollm2" / "eagle3")
     shutil.copytree(drafter_dir("moa"), tmp_path / "smollm2" / "moa")
     for directory in model_dirs().values():
@@ -101,7 +101,8 @@ def test_the_drafters_of_a_target_by_its_weights(heads, tmp_path):
 def test_the_default_target_is_the_installed_one(heads):
     assert default_target() == default_target(["lookup"]) == "embedded"
     assert default_target(["lookup", "smollm2/eagle3,rope_theta=5"]) == "smollm2"
-    installed_dir("smollm2").mkdir(parents=True)
+    installed_file("smollm2").parent.mkdir(parents=True)
+    installed_file("smollm2").touch()
     assert default_target() == default_target(["lookup"]) == "smollm2"
     assert default_target(["medusa"]) == "embedded"
     shutil.rmtree(heads)

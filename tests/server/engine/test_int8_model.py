@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_targets import build
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
-from outrider_drafters.checkpoints.gguf_target import dequantize_target
+from outrider_drafters.checkpoints.gguf_target import write_target
 from outrider_drafters.quantization.quantize import code_tensors, quantize
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
@@ -50,7 +50,7 @@ def made(cache):
 
 def test_a_directory_and_its_gguf_file_give_the_same_answers(tmp_path):
     write_gguf(target_dir(), tmp_path / "small.gguf")
-    dequantize_target(tmp_path / "small.gguf", tmp_path / "small")  # as `outrider-models get` leaves it, with digests
+    write_target(tmp_path / "small.gguf", tmp_path / "small")  # a copy of what the cache holds, with digests
     places = target_dir(), tmp_path / "small.gguf", tmp_path / "small"
     targets = [Target.load(str(place), "int8") for place in places]
     plain = Target.load(str(target_dir()))

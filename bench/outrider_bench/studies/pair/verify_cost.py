@@ -29,8 +29,9 @@ from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.tables import ResultTable, plus_minus, table
 from outrider_bench.harness.study import WholeStudy
 from outrider_bench.studies.options import VerifyCostOptions
-from outrider_drafters.checkpoints.catalog import installed_dir
+from outrider_drafters.checkpoints.catalog import catalog
 from outrider_drafters.checkpoints.hf_config import causal_config, explained
+from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_models.core.embedded import target_source
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
@@ -127,9 +128,8 @@ def random_target(path: str, dtype: str, device: str, *, fused: bool = True) -> 
     """
     on = resolve_device(device)
     try:
-        directory = Path(path) if Path(path).exists() else installed_dir(path)
-        if not directory.exists():  # a name on the hub, of whose model nothing else is fetched
-            directory = Path(hf_hub_download(path, "config.json")).parent
+        is_here = Path(path).exists() or path in catalog()  # else on the hub, from which nothing else is fetched
+        directory = resolve_dir(path) if is_here else Path(hf_hub_download(path, "config.json")).parent
         config = causal_config(directory)
         with torch.random.fork_rng(), on:
             torch.manual_seed(0)

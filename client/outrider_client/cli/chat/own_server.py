@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 from outrider_client.core.config import ClientConfig
-from outrider_drafters.checkpoints.catalog import CATALOG
-from outrider_drafters.checkpoints.target_weights import resolve_dir
+from outrider_drafters.checkpoints.catalog import catalog
+from outrider_drafters.checkpoints.target_weights import find_model
 from outrider_models.core.embedded import EMBEDDED
 from outrider_proto.addresses import host_of, port_of
 from outrider_proto.errors import LinkError
@@ -26,14 +26,14 @@ _STOP_S = 10.0
 
 def needs_own_server(config: ClientConfig) -> bool:
     """Tell whether nothing listens at the default address for a chat about a model of ours. Raises UsageError."""
-    is_ours = config.target == EMBEDDED or config.target in CATALOG
+    is_ours = config.target == EMBEDDED or config.target in catalog()
     if not is_ours or config.server != ClientConfig().server or config.mode == "offline" or config.offline_start:
         return False
     try:
         socket.create_connection((host_of(config.server), port_of(config.server)), timeout=1).close()
     except ConnectionRefusedError:
-        if config.target in CATALOG:
-            resolve_dir(str(config.target))
+        if config.target in catalog():
+            find_model(str(config.target))
         return True
     except OSError:
         return False  # the client's own attempt says why
