@@ -12,7 +12,6 @@ os.environ.pop("OUTRIDER_KEY_FILE", None)
 # Before anything imports huggingface_hub or torch, which read them once. Processes that tests start inherit them.
 os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # its handlers crash one in thirty children that a preexec_fn prepares
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that wait leave the processors to others
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models; more threads only get in each other's way
 

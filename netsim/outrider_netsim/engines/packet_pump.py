@@ -25,7 +25,7 @@ from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.impairments.packet import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.namespaces import syscalls
-from outrider_netsim.namespaces.processes import die_with_parent
+from outrider_netsim.namespaces.syscalls import die_with_parent
 from outrider_netsim.profiles.profile import Profile
 from outrider_netsim.recording.recorder import FileRecorder
 from outrider_proto.terminal.text import print_line

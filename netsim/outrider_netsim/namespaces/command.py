@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from outrider_netsim.namespaces import syscalls
-from outrider_netsim.namespaces.processes import die_with_parent
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 FORWARDED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))  # Windows has two
@@ -51,15 +50,19 @@ async def run_copies(argv: Sequence[str], environments: Sequence[Mapping[str, st
 
 def _started(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a process and return once it is executing the command."""
-    parent = os.getpid()
-
-    def prepare() -> None:
-        # A mask survives exec, and forward_signals() blocks these in us.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        die_with_parent(signal.SIGKILL, parent)
-
-    preparation = prepare if sys.platform == "linux" else None
-    return subprocess.Popen(argv, env=env, preexec_fn=preparation)  # noqa: PLW1509 - it only makes system calls
+    if sys.platform != "linux":
+        return subprocess.Popen(argv, env=env)
+    # A script prepares the child, not a preexec_fn: that takes fork, in which gRPC's handlers crash now and then.
+    read, write = os.pipe()
+    with open(read) as failure:
+        with open(write, "w"):
+            script = [sys.executable, "-I", "-S", syscalls.__file__, str(write), str(os.getpid())]
+            process = subprocess.Popen([*script, *argv], env=env, pass_fds=[write])
+        number = failure.read()
+    if number:
+        process.wait()
+        raise OSError(int(number), os.strerror(int(number)), argv[0])
+    return process
 
 
 @contextlib.contextmanager

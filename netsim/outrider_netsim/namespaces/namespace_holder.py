@@ -28,7 +28,7 @@ from typing import Any, NoReturn, cast
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.namespaces import syscalls
 from outrider_netsim.namespaces.interfaces import PassedDescriptor, Side, set_up
-from outrider_netsim.namespaces.processes import die_with_parent, kill_descendants
+from outrider_netsim.namespaces.processes import kill_descendants
 
 MESSAGE_BYTES = 1 << 17  # below a Unix socket's limit for one message (net.core.wmem_default, 208 KiB)
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)  # the whole group gets them
@@ -94,7 +94,7 @@ class NamespaceHolder:
             request["argv"],
             env=environment,
             cwd=request["cwd"],
-            preexec_fn=lambda: die_with_parent(signal.SIGKILL, holder),  # noqa: PLW1509 - the holder has one thread
+            preexec_fn=lambda: syscalls.die_with_parent(signal.SIGKILL, holder),  # noqa: PLW1509 - the holder has one thread
         )
 
     def _report_ended(self) -> None:
@@ -204,7 +204,7 @@ def main() -> None:
         _send(channel, {"id": 0, "error": _described(EngineError(message))})
         return
     # Only now: entering a user namespace may clear the parent-death signal.
-    die_with_parent(signal.SIGUSR2, parent)
+    syscalls.die_with_parent(signal.SIGUSR2, parent)
     _send(channel, {"id": 0, "value": None})
     NamespaceHolder(channel, namespaces, _watch_children()).serve()
     _parent_ended()

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider_netsim.namespaces import syscalls
-
 MARK = "OUTRIDER_NETSIM_OWNER"
 PROC = Path("/proc")
 END_TIMEOUT_S = 2.0  # for a killed process to be gone
@@ -93,14 +91,6 @@ def descendants(ancestor: int) -> list[Process]:
         found += grown
         wanted = {row.pid for row in grown}
     return found
-
-
-def die_with_parent(number: int, parent: int) -> None:
-    """Have the kernel send us a signal when the thread that started us ends."""
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, number)
-    # The parent may have ended before the call above, in which case no signal will ever come.
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def kill_descendants(ancestor: int) -> None:

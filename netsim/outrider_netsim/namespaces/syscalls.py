@@ -1,6 +1,7 @@
 """Linux system calls that Python 3.11 lacks: namespaces, a signal at the parent's death, signals as a file.
 
-Each raises OSError with the kernel's errno.
+Each raises OSError with the kernel's errno. Run as a script, without the rest of this package, it executes a command
+that ends with its parent.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ def prctl(option: int, value: int) -> None:
     _checked("prctl", _libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0))
 
 
+def die_with_parent(number: int, parent: int) -> None:
+    """Have the kernel send us a signal when the thread that started us ends."""
+    prctl(PR_SET_PDEATHSIG, number)
+    # The parent may have ended before the call above, in which case no signal will ever come.
+    if os.getppid() != parent:
+        os._exit(0)
+
+
 def signal_file(signals: Collection[signal.Signals]) -> int:
     """Open a file descriptor that reads one record per pending signal; block the signals first."""
     # Signal n is bit n - 1 of a sigset_t.
@@ -53,3 +62,27 @@ def _checked(name: str, result: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
     return result
+
+
+def main() -> None:
+    """Execute `FAILURE PARENT COMMAND...` with the usual signals; write the errno to FAILURE if we cannot.
+
+    FAILURE is a descriptor, which is closed when the command begins, and PARENT a process id.
+    """
+    failure, parent, *argv = sys.argv[1:]
+    os.set_inheritable(int(failure), False)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # which would print a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A mask survives exec, and our parent may have blocked what it forwards.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    die_with_parent(signal.SIGKILL, int(parent))
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        os.write(int(failure), str(error.errno).encode())
+
+
+if __name__ == "__main__":
+    main()
