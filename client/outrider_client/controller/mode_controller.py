@@ -8,7 +8,7 @@ from collections.abc import Callable
 from outrider_client.connection.heartbeat import RttEstimator
 from outrider_client.controller.acceptance import accepted_path
 from outrider_client.controller.codec_choice import FINEST, SIZE_VS_FINEST, codec_for, feature_share
-from outrider_client.controller.hysteresis import ModeSelector
+from outrider_client.controller.decision import ModeSelector
 from outrider_client.controller.measurements import AHEAD, Choice, Measurements, ModeLimits, OnlineMode
 from outrider_client.controller.observer import CycleObserver
 from outrider_client.controller.smoothing import Median

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from outrider_client.controller.hysteresis import ModeSelector
+from outrider_client.controller.decision import ModeSelector
 from outrider_client.controller.measurements import AHEAD, SPLIT, Choice, Measurements, ModeLimits
 from outrider_client.controller.observer import CycleObserver
 from outrider_client.controller.prediction import PredictionTerms

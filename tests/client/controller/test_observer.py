@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider_client.controller.acceptance import AcceptanceEstimator
-from outrider_client.controller.hysteresis import ModeSelector
+from outrider_client.controller.decision import ModeSelector
 from outrider_client.controller.measurements import SPLIT, Choice, Measurements, ModeLimits
 from outrider_client.controller.observer import CycleObserver
 from outrider_proto.frames import Verdict

@@ -18,7 +18,7 @@ import pytest
 
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.link_state import LinkState
-from outrider_client.controller.hysteresis import ModeSelector
+from outrider_client.controller.decision import ModeSelector
 from outrider_client.controller.measurements import Choice
 from outrider_client.core.config import ClientConfig, Mode
 from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
