@@ -21,9 +21,8 @@ from outrider_models.core.embedded import target_source
 from outrider_models.core.tables import Table, build, read_toml
 from outrider_models.training.config import MachineSettings, TrainConfig, ValidationSettings
 from outrider_models.training.core.optimizer import Optimizer
-from outrider_models.training.drafter import DrafterTask
 from outrider_models.training.families import trainable_family, trainable_names
-from outrider_models.training.train import Launch, describe, initial_weights
+from outrider_models.training.train import DrafterTask, Launch, describe, initial_weights
 from outrider_models.training.trainer import Task, Trainer, TrainingJob
 from outrider_proto.errors import UsageError
 

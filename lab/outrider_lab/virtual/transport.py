@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider_lab.virtual.verifier import VirtualVerifier
-from outrider_netsim.virtual.connection import MessageConnection
-from outrider_netsim.virtual.link import VirtualLink
+from outrider_netsim.virtual.link import MessageConnection, VirtualLink
 from outrider_proto.errors import LinkError, OutriderError
 from outrider_proto.frames import ClientFrame, Codec, Features, Open, ServerDescription, ServerFrame
 from outrider_proto.wire import client_frame_to_proto, server_frame_from_proto, server_frame_to_proto

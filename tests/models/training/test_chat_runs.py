@@ -25,10 +25,9 @@ from outrider_models.training.config import ValidationSettings
 from outrider_models.training.core.interfaces import TeacherRequest
 from outrider_models.training.core.teacher import Teacher
 from outrider_models.training.data.texts import make_batch
-from outrider_models.training.drafter import DrafterTask
 from outrider_models.training.families import TRAINABLE_FAMILIES
 from outrider_models.training.families.eagle2 import TrainableEagle2
-from outrider_models.training.train import ChatRunOptions
+from outrider_models.training.train import ChatRunOptions, DrafterTask
 from outrider_models.training.train import train as run_training
 from outrider_models.training.validation import Validator
 from outrider_proto.addresses import free_port
