@@ -22,7 +22,7 @@ from typing import Literal, assert_never
 from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.engine_link import LinkPlan
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.namespaces import syscalls
 from outrider_netsim.namespaces.syscalls import die_with_parent

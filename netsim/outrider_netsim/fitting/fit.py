@@ -12,7 +12,7 @@ from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.fitting.recordings import Recording, RoundTrips
 from outrider_netsim.fitting.round_trips import DelayFit, RoundTripFit, figures, fit_round_trips, usual
 from outrider_netsim.impairments import path as link_path
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Packet
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.traces import Trace
 

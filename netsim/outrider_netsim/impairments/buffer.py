@@ -12,8 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from outrider_netsim.impairments.impairment import ignore_drop
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Packet, ignore_drop
 
 TARGET_S = 0.005
 INTERVAL_S = 0.1

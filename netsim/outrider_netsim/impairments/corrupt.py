@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from outrider_netsim.impairments.impairment import Impairment
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Impairment, Packet
 
 
 class Corrupt:

@@ -12,8 +12,7 @@ import math
 import random
 from statistics import NormalDist
 
-from outrider_netsim.impairments.impairment import InOrder
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import InOrder, Packet
 from outrider_netsim.profiles.profile import Direction
 
 _NORMAL = NormalDist()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_netsim.impairments.impairment import Impairment
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Impairment, Packet
 
 
 class Downstream:

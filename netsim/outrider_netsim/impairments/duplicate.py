@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from outrider_netsim.impairments.impairment import Impairment, ignore_drop
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Impairment, Packet, ignore_drop
 
 
 class Duplicate:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from outrider_netsim.impairments.impairment import Impairment, ignore_drop
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Impairment, Packet, ignore_drop
 from outrider_netsim.profiles.profile import Bursts
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from outrider_netsim.impairments.impairment import Impairment, ignore_drop
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Impairment, Packet, ignore_drop
 from outrider_netsim.profiles.outages import Outage, occurrences
 
 NEVER = float("inf")

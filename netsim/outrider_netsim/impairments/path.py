@@ -28,10 +28,9 @@ from outrider_netsim.impairments.buffer import Buffer
 from outrider_netsim.impairments.corrupt import Corrupt
 from outrider_netsim.impairments.delay import Delay
 from outrider_netsim.impairments.duplicate import Duplicate
-from outrider_netsim.impairments.impairment import DropReason, Impairment, PacketObserver, ignore_drop
+from outrider_netsim.impairments.impairment import DropReason, Impairment, Packet, PacketObserver, ignore_drop
 from outrider_netsim.impairments.loss import Loss
 from outrider_netsim.impairments.outage import Holds, Outages
-from outrider_netsim.impairments.packet import Packet
 from outrider_netsim.impairments.queue import Queue
 from outrider_netsim.impairments.rate import Rate
 from outrider_netsim.impairments.sink import Sink

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider_netsim.impairments.downstream import Downstream
-from outrider_netsim.impairments.impairment import Impairment, ignore_drop
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Impairment, Packet, ignore_drop
 
 
 class Queue:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from outrider_netsim.impairments.buffer import Buffer
-from outrider_netsim.impairments.impairment import InOrder, earlier
+from outrider_netsim.impairments.impairment import InOrder, Packet, earlier
 from outrider_netsim.impairments.outage import Holds
-from outrider_netsim.impairments.packet import Packet
 
 
 class Rate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Packet
 
 
 class Sink:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from outrider_netsim.impairments.impairment import InOrder
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import InOrder, Packet
 
 ROUNDING_S = 1e-7
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 from outrider_netsim.impairments.buffer import Buffer
 from outrider_netsim.impairments.downstream import Downstream
-from outrider_netsim.impairments.impairment import Impairment, InOrder, earlier
+from outrider_netsim.impairments.impairment import ETHERNET_BYTES, Impairment, InOrder, Packet, earlier
 from outrider_netsim.impairments.outage import Holds
-from outrider_netsim.impairments.packet import ETHERNET_BYTES, Packet
 from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, ConditionTrace, DeliveryTrace
 
 TUN_BYTES = 4  # Mahimahi counts an IP packet with the header of its TUN device, so that 1500 + 4 fill one opportunity

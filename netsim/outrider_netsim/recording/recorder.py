@@ -22,8 +22,7 @@ from typing import Literal
 
 from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.impairments.impairment import DropReason
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import DropReason, Packet
 from outrider_netsim.recording.pcapng import CLIENT_SIDE, INBOUND, OUTBOUND, SERVER_SIDE, file_start, packet_block
 
 Fate = Literal["arrived", "corrupted", "duplicate", "under way"] | DropReason

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider_netsim.core.engine_names import DEFAULT_CONGESTION, WAYS, Way
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Packet
 from outrider_netsim.impairments.path import LinkStats, Path
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.recording.recorder import PacketRecorder

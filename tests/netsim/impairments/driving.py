@@ -1,6 +1,6 @@
 """Drive an impairment through pushes, polled at its events or at any other times."""
 
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Packet
 
 
 def numbered(n, size_bytes=1000):

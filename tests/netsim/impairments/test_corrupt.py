@@ -5,7 +5,7 @@ import random
 from scipy import stats
 
 from outrider_netsim.impairments.corrupt import Corrupt
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.impairments.sink import Sink
 from outrider_netsim.profiles.profile import Direction

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Bursts, Direction

@@ -7,7 +7,7 @@ import pytest
 from pcapng_reader import read_pcapng
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Direction

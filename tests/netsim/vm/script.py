@@ -21,7 +21,7 @@ from typing import Any
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.kernel import KernelLink
-from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.impairment import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
 from outrider_netsim.profiles.traces import ConditionTrace
