@@ -55,6 +55,7 @@ COMMANDS = {
     "outrider-bench show": "bench show {}",
     "outrider-bench network --config": "bench network --config {}",
     "outrider-bench drafters --questions": "bench drafters --questions {}",
+    "outrider-bench humaneval --problems": "bench humaneval --problems {}",
     "outrider-lab virtual": "lab virtual --tape {}",
 }
 

@@ -99,6 +99,7 @@ FILES = {
     "outrider-bench show": (".json", JSON),
     "outrider-bench network --config": (".toml", TOML),
     "outrider-bench drafters --questions": (".jsonl", JSON),
+    "outrider-bench humaneval --problems": (".jsonl", JSON),
     "outrider-lab virtual": (".json", JSON),
 }
 REFUSED = r"exit 2: outrider[^\n]*hostile[^\n]*\n"

@@ -22,6 +22,7 @@ STUDIES = (
     StudyCommand("exact", options.ExactOptions, "studies.pair.exact:ExactStudy"),
     StudyCommand("drafters", options.ComparisonOptions, "studies.drafters.comparison:ComparisonStudy"),
     StudyCommand("verify-cost", options.VerifyCostOptions, "studies.pair.verify_cost:VerifyCostStudy"),
+    StudyCommand("humaneval", options.HumanEvalOptions, "studies.humaneval.study:HumanEvalStudy"),
     StudyCommand("load", LoadOptions, "load.study:LoadStudy"),
     StudyCommand("network", NetworkOptions, "network.study:NetworkStudy", load_network),
 )

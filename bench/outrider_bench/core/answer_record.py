@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +25,13 @@ class AnswerRecord:
     statistics: Statistics
 
 
+IsWhole = Callable[[Sequence[int]], bool]  # of an answer that has no end token
+
+
 async def gather(
-    client: AsyncClient, prompt: Sequence[int], **overrides: Any
+    client: AsyncClient, prompt: Sequence[int], is_whole: IsWhole = lambda answer: False, **overrides: Any
 ) -> AnswerRecord:  # Any: ClientConfig's fields
-    """Run one answer to its end and collect its events."""
+    """Run one answer until it ends or is whole, and collect its events."""
     tokens: list[int] = []
     cycles: list[Cycle] = []
     statistics = Statistics()
@@ -44,6 +47,8 @@ async def gather(
                     cycles.append(event)
                 case Finished():
                     statistics = event.statistics
+            if is_whole(tokens):
+                break
     return AnswerRecord(tuple(tokens), tuple(cycles), statistics)
 
 

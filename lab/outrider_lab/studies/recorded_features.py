@@ -8,17 +8,14 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider_bench.core.pair import InProcessPair
+from outrider_bench.core.pair import InProcessPair, Rows, features_of
 from outrider_bench.core.prompts import Question
 from outrider_proto.feature_codec import decode_rows, encode_rows
-from outrider_proto.frames import CODECS, Codec, Draft, Features
+from outrider_proto.frames import CODECS, Codec
 from outrider_proto.quantize import StepRule, dequantize_grouped, quantize_grouped
-from outrider_proto.tree import DraftTree
 
-Rows = NDArray[np.float32]
 Coded = Callable[[Rows], Rows]  # rows as they come out at the other end
 BITS = (8, 4, 3, 2)
 _REPLY = 4  # rows a reply holds, which a codec may treat otherwise than a prompt's many
@@ -53,7 +50,9 @@ async def record(
 ) -> list[RecordedAnswer]:
     """Record the features of all questions and `answers`; none if the pair's drafter uses none."""
     return [
-        RecordedAnswer(question.prompt, answer, torch.from_numpy(await _features(pair, question.prompt + answer)))
+        RecordedAnswer(
+            question.prompt, answer, torch.from_numpy(await features_of(pair, question.prompt + answer, "float32"))
+        )
         for question, answer in zip(asked, answers, strict=True)
     ]
 
@@ -72,24 +71,3 @@ def _there_and_back(codec: Codec, rows: Rows) -> Rows:
 
 def _quantized(rule: StepRule, rows: Rows) -> Rows:
     return dequantize_grouped(quantize_grouped(rows, rule), *rows.shape)
-
-
-async def _features(pair: InProcessPair, tokens: tuple[int, ...]) -> Rows:
-    models = pair.models
-    if models.drafter is None or not models.drafter.tap.fingerprint:
-        return np.zeros((len(tokens), 0), np.float32)
-    connection = await pair.transport().connect()
-    connection.send(models.open_frame(codec="float32"))
-    await connection.receive()
-    # A draft without nodes runs the whole text, its root included.
-    connection.send(Draft(1, 0, tokens[:-1], tokens[-1], DraftTree()))
-    rows: list[Rows] = []
-    last = False
-    while not last:
-        frame = await connection.receive()
-        # The verdict comes first, and the features of a long text take several frames.
-        if isinstance(frame, Features):
-            rows.append(frame.rows)
-            last = frame.last
-    await connection.close()
-    return np.concatenate(rows)
