@@ -43,7 +43,7 @@ _STOP_S = 3.0  # Ctrl-C also reaches the command, which stops its servers then
 _IMPORTED = (
     "outrider_lab.paper.exhibits",
     "outrider_lab.cli.app",
-    "outrider_bench.load.run",
+    "outrider_bench.load.study",
     "outrider_bench.network.study",
 )
 
