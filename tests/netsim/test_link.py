@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 
 import pytest
 from echoing import connected, serving
@@ -144,8 +145,11 @@ async def test_every_engine_carries_cuts_restores_changes_and_counts(engine):
     await link.aclose()
 
 
-async def test_a_relay_has_one_server_behind_it():
+async def test_a_relay_runs_commands_without_handlers_behind_fork_and_has_one_server_behind_it():
+    forks = []
+    os.register_at_fork(before=lambda: forks.append(1))
     async with linked("proxy") as link:
+        assert (await link.run(["true"]), forks) == ([0], [])
         with pytest.raises(ProfileError, match="a relay has one server behind it"):
             await link.run(["true"], [("127.0.0.1", 1), ("127.0.0.1", 2)])
 
