@@ -118,19 +118,34 @@ class ExactInt8Codes(Int8Codes):
     def multiply(self, x: Tensor) -> Tensor:
         """Multiply rows [m, k] float32 with the matrix: [m, n] float32."""
         rows, scales = _rounded_rows(x)
-        return torch._int_mm(rows.to(torch.int8), self.codes.t()).float().mul_(self.scales.float()).mul_(scales)
+        return self._integers(rows).mul_(scales)
+
+    def multiply_codes(self, rows: Tensor) -> Tensor:
+        """Do as code_product() without packing."""
+        return self._integers(rows.to(torch.int16) - 128)
+
+    def _integers(self, rows: Tensor) -> Tensor:
+        return torch._int_mm(rows.to(torch.int8), self.codes.t()).float().mul_(self.scales.float())
 
 
 def packed_product(*weights: ExactInt8Codes) -> Callable[[Tensor], Tensor]:
-    """Pack matrices of one input once, for oneDNN, and return the product of rows with all: bit for bit theirs."""
+    """Pack matrices of one input once, and return the product of rows with all: bit for bit theirs."""
+    return partial(_packed_product, code_product(*weights))
+
+
+def code_product(*weights: ExactInt8Codes) -> Callable[[Tensor], Tensor]:
+    """Pack matrices of one input once, for oneDNN, and return the product of rows that are codes with all.
+
+    It maps uint8 about 128 [m, k], m as of padded_rows(), to [m, n] float32, yet without the scales of the rows.
+    """
     parts = zip(*(weight.parts for weight in weights), strict=True)
     joined = ExactInt8Codes(*(map(torch.cat, parts) if len(weights) > 1 else weights[0].parts))
     # oneDNN has no kernel for few rows of small matrices, and takes its slow reference there.
     if joined.codes.numel() < _WORTH_PACKING:
-        return joined.multiply
+        return joined.multiply_codes
     packed: Tensor = torch.ops.onednn.qlinear_prepack(joined.codes, None)
     scales = joined.scales.float()
-    return partial(_packed_product, packed, scales, torch.zeros(len(scales), dtype=torch.int32))
+    return partial(_product_of_codes, packed, scales, torch.zeros(len(scales), dtype=torch.int32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,18 +160,22 @@ class PackedInt8Codes(ExactInt8Codes):
         return packed_product(self)
 
 
-def _packed_product(packed: Tensor, scales: Tensor, zeros: Tensor, x: Tensor) -> Tensor:
+def _packed_product(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     count = len(x)
     if (padding := padded_rows(count) - count) > 0:
         x = F.pad(x, (0, 0, 0, padding))
     rows, of_rows = _rounded_rows(x)
+    answer = product(rows.add_(128).to(torch.uint8)).mul_(of_rows)
+    return answer[:count] if padding > 0 else answer
+
+
+def _product_of_codes(packed: Tensor, scales: Tensor, zeros: Tensor, rows: Tensor) -> Tensor:
     # uint8 about 128: weights are packed for that, and with int8 oneDNN takes its reference, but for AMX.
     # A sum is multiplied once here: of two multiplications kernels differ in the order, and in what they fuse.
     product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        rows.add_(128).to(torch.uint8), 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        rows, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
-    product.mul_(of_rows)
-    return product[:count] if padding > 0 else product
+    return product
 
 
 def _rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:

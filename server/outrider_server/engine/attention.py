@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -51,26 +52,27 @@ class FlatBatch:
         self, segments: Sequence[BatchSegment], *, limits: GroupLimits | None = None, invariant: bool = False
     ) -> None:
         self.segments = segments
+        self._limits, self._invariant = limits, invariant
         self._attend = partial(_attend_segment, invariant=invariant)
         self._num_rows = sum(segment.num_rows for segment in segments)
-        self._groups: list[AttentionGroup] = []
-        self._single: list[tuple[int, BatchSegment]] = []  # with the index of their first row
-        first = 0
-        for segment in segments:
-            self._single.append((first, segment))
-            first += segment.num_rows
-        if limits:
-            self._groups, self._single = group_segments(self._single, limits, invariant=invariant)
+
+    @cached_property  # a pass that reads keys where they lie needs none
+    def _divided(self) -> tuple[list[AttentionGroup], list[tuple[int, BatchSegment]]]:
+        """Groups, and single segments with the index of their first row."""
+        sizes = [segment.num_rows for segment in self.segments]
+        single = list(zip(accumulate(sizes, initial=0), self.segments, strict=False))
+        return group_segments(single, self._limits, invariant=self._invariant) if self._limits else ([], single)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        if len(self.segments) == len(self._single) == 1:
+        groups, single = self._divided
+        if len(self.segments) == len(single) == 1:
             return self._attend(self.segments[0], layer, query, key[0], value[0], call)
-        if len(self._groups) == 1 and self._groups[0].covers(self._num_rows):
-            return self._groups[0].attend(layer, query[0], key[0], value[0], call)[None]
+        if len(groups) == 1 and groups[0].covers(self._num_rows):
+            return groups[0].attend(layer, query[0], key[0], value[0], call)[None]
         out = query.new_empty(1, self._num_rows, query.shape[1], value.shape[3])
-        for group in self._groups:
+        for group in groups:
             out[0].index_copy_(0, group.rows, group.attend(layer, query[0], key[0], value[0], call))
-        for first, segment in self._single:
+        for first, segment in single:
             rows = slice(first, first + segment.num_rows)
             out[:, rows] = self._attend(segment, layer, query[:, :, rows], key[0, :, rows], value[0, :, rows], call)
         return out

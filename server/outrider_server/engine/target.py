@@ -227,6 +227,15 @@ def _fused(model: PreTrainedModel, kv: KVShape, context: int) -> FusedDecoder | 
     return fused
 
 
+def _int8_decoder(model: PreTrainedModel) -> Int8Decoder | None:
+    try:
+        from outrider_server.engine.int8_decoder import int8_decoder
+    except ImportError as error:
+        _log.warning(f"dtype=int8: passes take up to twice as long without Numba ({error}): pip install numba")
+        return None
+    return int8_decoder(model)
+
+
 def _exact_fused(model: PreTrainedModel, kv: KVShape, context: int, directory: Path | None) -> FusedDecoder | None:
     """Return the fused form of an int8 model: with plain products it is compared with the model, packed with those."""
     if (plain := fused_decoder(model, packed=False)) is None:
@@ -235,7 +244,7 @@ def _exact_fused(model: PreTrainedModel, kv: KVShape, context: int, directory: P
     if not was_checked(directory, context):
         check_against_eager(model, kv, context, plain)
         note_checked(directory, context)
-    packed = fused_decoder(model)
+    packed = _int8_decoder(model) or fused_decoder(model)
     check_invariance(model, kv, context, plain, packed)
     return packed
 

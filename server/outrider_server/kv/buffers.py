@@ -90,6 +90,16 @@ class KVBuffer:
     def rows(self, first: int, stop: int) -> list[tuple[Tensor, Tensor]]:
         return [(keys[:, :, first:stop], values[:, :, first:stop]) for keys, values in self._stacks]
 
+    @property
+    def strides(self) -> tuple[int, int]:
+        return self.slab.stacks[0][0].stride()[2:4]
+
+    def runs(self, first: int, stop: int) -> list[tuple[int, int, int, int]]:
+        at = (self.lane * self.capacity + first) * self.strides[0]
+        keys, values = self.slab.stacks[0]
+        step = keys.stride(0) * keys.itemsize
+        return [(keys.data_ptr() + at * keys.itemsize, values.data_ptr() + at * keys.itemsize, step, stop - first)]
+
     def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
         stop = first + keys.shape[1]
         own_keys, own_values = self._layers[layer]

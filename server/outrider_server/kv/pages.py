@@ -70,6 +70,21 @@ class PagedBuffer:
             for stack, rows in zip(pool.shape.stacks, pool.all_rows(), strict=True)
         ]
 
+    @property
+    def strides(self) -> tuple[int, int]:
+        return self.pool.arenas[0].stride()[2:4]
+
+    def runs(self, first: int, stop: int) -> list[tuple[int, int, int, int]]:
+        arena, values = self.pool.arenas[0], self.pool.shape.stacks[0].row.key_dim * 4
+        row, step, runs = self.strides[0] * 4, arena.stride(0) * 4, list[tuple[int, int, int, int]]()
+        while first < stop:
+            page, begin = divmod(first, PAGE)
+            count = min(PAGE - begin, stop - first)
+            keys = arena.data_ptr() + (self.pages[page] * PAGE + begin) * row
+            runs.append((keys, keys + values, step, count))
+            first += count
+        return runs
+
     # Inference mode: an arena that has grown during a pass is an inference tensor.
     @torch.inference_mode()
     def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:

@@ -27,6 +27,18 @@ class KVRows(Protocol):
         """Return K and V rows first .. stop-1 of each stack of layers: [layers, kv_heads, stop - first, dim] each."""
         ...
 
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Values from row to row, and from head to head, of its first stack of layers."""
+        ...
+
+    def runs(self, first: int, stop: int) -> list[tuple[int, int, int, int]]:
+        """Return where rows first .. stop-1 of its first stack lie, in pieces.
+
+        Addresses of keys and of values in the first layer, bytes from layer to layer, and rows of each.
+        """
+        ...
+
     def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
         """Store `keys`, `values` [kv_heads, n, dim] as rows first, first + 1, ... of a layer."""
         ...

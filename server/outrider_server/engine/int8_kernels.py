@@ -1,0 +1,327 @@
+"""What an int8 target's pass on a processor computes beside its products, compiled by Numba: a call for several steps.
+
+Each step gives a row the bits that FusedDecoder's own steps give it: sums and functions in float64, rounded once, all
+else rounded where torch rounds. Rows of codes are uint8 about 128, as PackedProduct takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+# Any: numba's arguments are arrays of one type each, which it finds at the first call.
+_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
+_SUMS = {"reassoc", "contract", "nsz"}  # float64 alone: what another order changes, rounding to float32 takes away
+_TILE, _KEYS = 8, 8  # so many rows of queries meet so many keys while these are in the processor's first cache
+
+
+def _compiled(**flags: Any) -> Callable[[_Kernel], _Kernel]:
+    def compiled(kernel: _Kernel) -> _Kernel:
+        options = {"nogil": True, "error_model": "numpy", **flags}
+        try:
+            function: _Kernel = njit(cache=True, **options)(kernel)
+        except RuntimeError:  # no directory to keep the machine code in
+            function = njit(**options)(kernel)
+        return function
+
+    return compiled
+
+
+@intrinsic  # type: ignore[misc] # numba's decorators have no types
+def _pointer(_context: Any, _address: Any) -> Any:
+    """Turn an address (int64) into a pointer to float32."""
+
+    def inttoptr(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.float32)(types.int64), inttoptr
+
+
+@_compiled(fastmath=_SUMS)
+def _exponentials(x: Any, powers: Any, power_bits: Any) -> None:
+    """Replace x float64 by its exponentials; `powers` is a view of `power_bits`, as long as x.
+
+    The last bit may be wrong: after Cody and Waite, e**x = 2**k * e**r with a Taylor polynomial of degree 12.
+    """
+    for i in range(len(x)):
+        bounded = min(max(x[i], -709.0), 709.0)  # of the first k is -1023, whose bits are those of 0
+        k = np.rint(bounded * 1.4426950408889634)
+        r = (bounded - k * 0.693147180369123816490) - k * 1.90821492927058770002e-10
+        power_bits[i] = (np.int64(k) + 1023) << 52
+        series = 1.0 / 479001600.0
+        series = series * r + 1.0 / 39916800.0
+        series = series * r + 1.0 / 3628800.0
+        series = series * r + 1.0 / 362880.0
+        series = series * r + 1.0 / 40320.0
+        series = series * r + 1.0 / 5040.0
+        series = series * r + 1.0 / 720.0
+        series = series * r + 1.0 / 120.0
+        series = series * r + 1.0 / 24.0
+        series = series * r + 1.0 / 6.0
+        series = series * r + 0.5
+        series = series * r + 1.0
+        x[i] = series * r + 1.0
+    for i in range(len(x)):
+        x[i] *= powers[i]
+
+
+@_compiled()
+def _to_codes(row: Any, codes: Any) -> Any:
+    """Round a row float32 to codes; return its scale."""
+    most = np.float32(0)
+    broken = np.float32(0)
+    for i in range(len(row)):
+        most = max(most, abs(row[i]))
+        broken += row[i] * np.float32(0)  # NaN of NaN and of infinity: the whole row of a product is to be no number
+    scale = max(most / np.float32(127), np.finfo(np.float32).tiny) + broken
+    for i in range(len(row)):
+        codes[i] = np.uint8(np.int32(np.rint(row[i] / scale)) + 128)
+    return scale
+
+
+@_compiled()
+def to_codes(x: Any, codes: Any, scales: Any) -> None:
+    """Round rows x [n, k] float32 to codes [.., k] with scales [n]."""
+    for i in range(len(x)):
+        scales[i] = _to_codes(x[i], codes[i])
+
+
+@_compiled(fastmath=_SUMS)
+def _inverse_rms(row: Any, eps: float) -> Any:
+    total = 0.0
+    for i in range(len(row)):
+        total += np.float64(row[i]) * np.float64(row[i])
+    return 1.0 / np.sqrt(total / len(row) + eps)
+
+
+@_compiled()
+def _norm(row: Any, weight: Any, eps: float, out: Any) -> None:
+    by = _inverse_rms(row, eps)
+    for i in range(len(row)):
+        out[i] = np.float32(np.float64(row[i]) * by * weight[i])
+
+
+@_compiled()
+def norm(x: Any, weight: Any, eps: float, normed: Any, codes: Any, scales: Any) -> None:
+    """Norm rows x [n, hidden] with weight [hidden] float64 to `normed`, and round them to codes and scales."""
+    for i in range(len(x)):
+        _norm(x[i], weight, eps, normed[i])
+        scales[i] = _to_codes(normed[i], codes[i])
+
+
+@_compiled()
+def add_norm(
+    product: Any, of_rows: Any, x: Any, weight: Any, eps: float, normed: Any, codes: Any, scales: Any
+) -> None:
+    """Add product * of_rows to x, and do as norm()."""
+    for i in range(len(x)):
+        for j in range(x.shape[1]):
+            x[i, j] = product[i, j] * of_rows[i] + x[i, j]
+        _norm(x[i], weight, eps, normed[i])
+        scales[i] = _to_codes(normed[i], codes[i])
+
+
+@_compiled()
+def gated(product: Any, of_rows: Any, codes: Any, scales: Any) -> None:
+    """Round silu(gate) * up to codes and scales; product * of_rows are rows [gate, up]."""
+    n, inner = len(of_rows), product.shape[1] // 2
+    negative = np.empty(inner, np.float64)
+    bits = np.empty(inner, np.int64)
+    powers = bits.view(np.float64)
+    row = np.empty(inner, np.float32)
+    for i in range(n):
+        for j in range(inner):
+            row[j] = product[i, j] * of_rows[i]
+            negative[j] = -np.float64(row[j])
+        _exponentials(negative, powers, bits)
+        for j in range(inner):
+            gate = np.float32(np.float64(row[j]) / (1.0 + negative[j]))
+            row[j] = gate * (product[i, inner + j] * of_rows[i])
+        scales[i] = _to_codes(row, codes[i])
+
+
+@_compiled()
+def rotate(
+    product: Any, of_rows: Any, bias: Any, norms: Any, eps: float, cos: Any, sin: Any, query: Any, key: Any, value: Any
+) -> None:
+    """Divide product * of_rows + bias into rotated query and key, and value: [n, heads, dim] each.
+
+    `bias` [out] or [0], `norms` [2, dim] float64 of the heads of queries and of keys, or [0, dim]. cos and sin [n, dim]
+    with the sign of rotate_half in sin.
+    """
+    n, heads, dim = query.shape
+    kv_heads, half = key.shape[1], dim // 2
+    head = np.empty(dim, np.float32)
+    for i in range(n):
+        for number in range(heads + 2 * kv_heads):
+            first = number * dim
+            for j in range(dim):
+                head[j] = product[i, first + j] * of_rows[i]
+            if len(bias) > 0:
+                for j in range(dim):
+                    head[j] += bias[first + j]
+            if number >= heads + kv_heads:
+                value[i, number - heads - kv_heads] = head
+                continue
+            if len(norms) > 0:
+                _norm(head, norms[0 if number < heads else 1], eps, head)
+            out = query[i, number] if number < heads else key[i, number - heads]
+            for j in range(half):
+                out[j] = head[j] * cos[i, j] + head[j + half] * sin[i, j]
+                out[j + half] = head[j + half] * cos[i, j + half] + head[j] * sin[i, j + half]
+
+
+@_compiled()
+def store(key: Any, value: Any, places: Any, layer: int, head_stride: int) -> None:
+    """Write rows of keys and values [n, kv_heads, dim] of a layer where `places` [m, 4] says.
+
+    Each is number of the row, addresses of its key and value in layer 0, and bytes from layer to layer.
+    """
+    for place in range(len(places)):
+        row, keys, values, step = places[place]
+        for h in range(key.shape[1]):
+            offset = layer * step + 4 * h * head_stride
+            new_key = carray(_pointer(keys + offset), (key.shape[2],))
+            new_value = carray(_pointer(values + offset), (key.shape[2],))
+            for d in range(key.shape[2]):
+                new_key[d] = key[row, h, d]
+                new_value[d] = value[row, h, d]
+
+
+@_compiled(fastmath=_SUMS)
+def _multiply(a: Any, b: Any, c: Any, rows: int, first: int, inner: int) -> None:
+    """Add the product of a [rows, inner] and b[:, first : first + columns] to c; inner is a multiple of 8."""
+    for p in range(0, inner, 8):
+        b0, b1 = b[p, first : first + c.shape[1]], b[p + 1, first : first + c.shape[1]]
+        b2, b3 = b[p + 2, first : first + c.shape[1]], b[p + 3, first : first + c.shape[1]]
+        b4, b5 = b[p + 4, first : first + c.shape[1]], b[p + 5, first : first + c.shape[1]]
+        b6, b7 = b[p + 6, first : first + c.shape[1]], b[p + 7, first : first + c.shape[1]]
+        for t in range(rows):
+            sums = c[t]
+            a0, a1, a2, a3 = a[t, p], a[t, p + 1], a[t, p + 2], a[t, p + 3]
+            a4, a5, a6, a7 = a[t, p + 4], a[t, p + 5], a[t, p + 6], a[t, p + 7]
+            for j in range(len(sums)):
+                sums[j] += (a0 * b0[j] + a1 * b1[j] + a2 * b2[j] + a3 * b3[j]) + (
+                    a4 * b4[j] + a5 * b5[j] + a6 * b6[j] + a7 * b7[j]
+                )
+
+
+@_compiled()
+def _widen(stored: Any, first: int, stride: int, n: int, wide: Any) -> None:
+    """Copy n rows of float32, so many values apart, to wide [.., k] float64."""
+    for i in range(n):
+        # Of slices, not of what they are cut from: the compiler then sees that it may take eight values at a time.
+        row, out = stored[first + i * stride : first + i * stride + wide.shape[1]], wide[i]
+        for j in range(len(out)):
+            out[j] = row[j]
+
+
+@_compiled(fastmath=_SUMS)
+def _multiply_turned(a: Any, b: Any, c: Any, rows: int, first: int, columns: int) -> None:
+    """Write the product of a [rows, k] and b[:, first : first + k], turned, to c, whose room is a multiple of 4."""
+    inner = a.shape[1]
+    for j in range(0, columns, 4):
+        b0, b1 = b[j, first : first + inner], b[j + 1, first : first + inner]
+        b2, b3 = b[j + 2, first : first + inner], b[j + 3, first : first + inner]
+        for t in range(rows):
+            row = a[t]
+            sum0 = sum1 = sum2 = sum3 = 0.0
+            for p in range(inner):
+                sum0 += row[p] * b0[p]
+                sum1 += row[p] * b1[p]
+                sum2 += row[p] * b2[p]
+                sum3 += row[p] * b3[p]
+            c[t, j], c[t, j + 1], c[t, j + 2], c[t, j + 3] = sum0, sum1, sum2, sum3
+
+
+@_compiled(fastmath=_SUMS)
+def _softmax(scores: Any, powers: Any, bits: Any) -> None:
+    most = scores[0]
+    for k in range(len(scores)):
+        most = max(most, scores[k])
+    for k in range(len(scores)):
+        scores[k] -= most
+    _exponentials(scores, powers, bits)
+    total = 0.0
+    for k in range(len(scores)):
+        total += scores[k]
+    for k in range(len(scores)):
+        scores[k] /= total
+
+
+@_compiled(fastmath=_SUMS)
+def attend(
+    query: Any, tasks: Any, segments: Any, runs: Any, visible: Any, positions: Any, layer: int, strides: Any,
+    window: int, scale: float, out: Any
+) -> None:
+    """Attend from query [N, heads, dim] to the stored keys, into `out`.
+
+    tasks [t, 3]: segment, and first and last + 1 of its queries of each head of keys. segments [s, 6]: first row, rows,
+    committed rows, first run, runs, first of `visible` (own rows seen by each). runs [r, 4]: addresses of keys and of
+    values in layer 0, bytes from layer to layer, keys.
+    """
+    row_stride, head_stride, kv_heads = strides
+    dim = query.shape[2]
+    group = query.shape[1] // kv_heads
+    wide = np.zeros((_KEYS, (kv_heads - 1) * head_stride + dim), np.float64)
+    tile = np.empty((kv_heads, _TILE, dim), np.float64)
+    sums = np.empty((kv_heads, _TILE, dim), np.float64)
+    for task in range(len(tasks)):
+        segment, task_begin, task_end = tasks[task]
+        first, rows, committed, first_run, num_runs, seen = segments[segment]
+        num_keys = committed + rows
+        scores = np.empty((kv_heads, _TILE, num_keys + _KEYS), np.float64)
+        bits = np.empty(num_keys, np.int64)
+        powers = bits.view(np.float64)
+        for begin in range(task_begin, task_end, _TILE):
+            size = min(_TILE, task_end - begin)
+            for head in range(kv_heads):
+                for t in range(size):
+                    row, which = first + (begin + t) // group, head * group + (begin + t) % group
+                    for d in range(dim):
+                        tile[head, t, d] = np.float64(query[row, which, d]) * scale
+                        sums[head, t, d] = 0.0
+            at = 0
+            for run in range(first_run, first_run + num_runs):
+                count = runs[run, 3]
+                stored = carray(_pointer(runs[run, 0] + layer * runs[run, 2]), (count * row_stride,))
+                for start in range(0, count, _KEYS):
+                    keys = min(_KEYS, count - start)
+                    _widen(stored, start * row_stride, row_stride, keys, wide)
+                    for head in range(kv_heads):
+                        _multiply_turned(tile[head], wide, scores[head, :, at:], size, head * head_stride, keys)
+                    at += keys
+            for t in range(size):
+                own = (begin + t) // group
+                position = positions[first + own]
+                before = min(max(position - window + 1, 0), committed) if window > 0 else 0
+                for head in range(kv_heads):
+                    row_scores = scores[head, t]
+                    row_scores[:before] = -np.inf
+                    for k in range(rows):
+                        hidden = visible[seen + own * rows + k] == 0
+                        if hidden or (window > 0 and position - positions[first + k] >= window):
+                            row_scores[committed + k] = -np.inf
+                    _softmax(row_scores[:num_keys], powers, bits)
+                    row_scores[num_keys:] = 0.0
+            at = 0
+            for run in range(first_run, first_run + num_runs):
+                count = runs[run, 3]
+                stored = carray(_pointer(runs[run, 1] + layer * runs[run, 2]), (count * row_stride,))
+                for start in range(0, count, _KEYS):
+                    keys = min(_KEYS, count - start)
+                    padded = (keys + 7) // 8 * 8
+                    wide[keys:padded] = 0.0
+                    _widen(stored, start * row_stride, row_stride, keys, wide)
+                    for head in range(kv_heads):
+                        _multiply(scores[head, :, at:], wide, sums[head], size, head * head_stride, padded)
+                    at += keys
+            for head in range(kv_heads):
+                for t in range(size):
+                    row, which = first + (begin + t) // group, head * group + (begin + t) % group
+                    for d in range(dim):
+                        out[row, which, d] = np.float32(sums[head, t, d])
