@@ -42,6 +42,19 @@ class SlotAttention(Protocol):
         """Map query [1, heads, N, dim], key and value [1, kv_heads, N, dim] to [1, N, heads, value_dim]."""
 
 
+class Decoder(Protocol):
+    """A model's forward pass in fewer steps than transformers takes."""
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, slots: SlotAttention, keep: Tensor | None, wanted: frozenset[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run rows of tokens [n] at positions [n].
+
+        Return logits of rows `keep` (None: all), and the hidden states `wanted` by transformers' index or BEFORE_NORM.
+        """
+        ...
+
+
 class FlatBatch:
     """The segments of one pass; within `limits`, similar ones share one product.
 

@@ -21,9 +21,8 @@ from outrider_drafters.quantization.quantize import dtype_name
 from outrider_drafters.readers.checkpoint import release
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
-from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch, hand_on_slots
+from outrider_server.engine.attention import IMPLEMENTATION, Decoder, FlatBatch, hand_on_slots
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
-from outrider_server.engine.fused_decoder import FusedDecoder
 from outrider_server.engine.hf_model import BatchInvariance, eager_attention, holds_int8, int8_codes
 from outrider_server.kv.budget import KVShape, RowShape
 from outrider_server.kv.slot import KVSlot
@@ -89,9 +88,7 @@ def probe(model: PreTrainedModel, max_context: int) -> KVShape:
 
 
 @torch.inference_mode()
-def check_against_eager(
-    model: PreTrainedModel, kv: KVShape, max_context: int, fused: FusedDecoder | None = None
-) -> None:
+def check_against_eager(model: PreTrainedModel, kv: KVShape, max_context: int, fused: Decoder | None = None) -> None:
     """Compare a few tokens through slots with the model's own attention. Raises UsageError if they differ.
 
     In float32, whatever the weights' type, since rounding hides a wrong attention there; then in their type.
@@ -104,7 +101,7 @@ def check_against_eager(
     raise UsageError(f"{model.config.model_type}: {fault}")
 
 
-def _fault(model: PreTrainedModel, kv: KVShape, max_context: int, first: int, fused: FusedDecoder | None) -> str | None:
+def _fault(model: PreTrainedModel, kv: KVShape, max_context: int, first: int, fused: Decoder | None) -> str | None:
     """Return what is wrong with passes on slots, if anything."""
     tokens = _probe_tokens(model, max_context, first)
     wide = replace(kv, dtype=torch.promote_types(kv.dtype, torch.float32)) if is_plain(model) else kv
@@ -177,8 +174,8 @@ def check_invariance(
     model: PreTrainedModel,
     kv: KVShape,
     max_context: int,
-    together: FusedDecoder | None = None,
-    alone: FusedDecoder | None = None,
+    together: Decoder | None = None,
+    alone: Decoder | None = None,
 ) -> None:
     """Compare a few tokens in two passes with one a pass, bit for bit. Raises UsageError if they differ.
 
@@ -201,7 +198,7 @@ def check_invariance(
 
 
 def _pass(
-    model: PreTrainedModel, fused: FusedDecoder | None, tokens: list[int], positions: list[int], batch: FlatBatch
+    model: PreTrainedModel, fused: Decoder | None, tokens: list[int], positions: list[int], batch: FlatBatch
 ) -> Tensor:
     """Return logits [tokens, vocab]."""
     if fused is None:
@@ -231,7 +228,7 @@ def _through_slots(
     model: PreTrainedModel,
     kv: KVShape,
     tokens: list[int],
-    fused: FusedDecoder | None = None,
+    fused: Decoder | None = None,
     *,
     invariant: bool = False,
 ) -> Tensor:

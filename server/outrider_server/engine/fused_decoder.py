@@ -107,10 +107,6 @@ class FusedDecoder:
     def forward(
         self, tokens: Tensor, positions: Tensor, slots: SlotAttention, keep: Tensor | None, wanted: frozenset[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Run rows of tokens [n] at positions [n].
-
-        Return logits of rows `keep` (None: all), and the hidden states `wanted` by transformers' index or BEFORE_NORM.
-        """
         num_rows = len(tokens)
         if self._pads:  # once, here: the products would otherwise do so each on its own
             tokens = F.pad(tokens, (0, padded_rows(num_rows) - num_rows))

@@ -114,10 +114,6 @@ class Int8Decoder:
     def forward(
         self, tokens: Tensor, positions: Tensor, slots: SlotAttention, keep: Tensor | None, wanted: frozenset[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Run rows of tokens [n] at positions [n].
-
-        Return logits of rows `keep` (None: all), and the hidden states `wanted` by transformers' index or BEFORE_NORM.
-        """
         assert isinstance(slots, FlatBatch)
         batch = _Batch(slots.segments, self._heads, self._kv_heads, self._dim)
         n, last, states = batch.num_rows, len(self.layers), dict[int, Tensor]()
@@ -175,9 +171,7 @@ class Int8Decoder:
         window = layer.window if batch.furthest >= layer.window else 0
         _together(
             [
-                partial(
-                    kernels.attend, query, tasks, *batch.tables, index, batch.strides, window, layer.scale, answer
-                )
+                partial(kernels.attend, query, tasks, *batch.tables, index, batch.strides, window, layer.scale, answer)
                 for tasks in batch.parts
             ]
         )
@@ -255,7 +249,7 @@ def _norm(norm: Any) -> Norm:  # Any: transformers' class has no types
 
 
 def int8_decoder(model: PreTrainedModel) -> Int8Decoder | None:
-    """Return the decoder of an int8 model that FusedDecoder serves; None where a layer is of a kind it has no step for."""
+    """Return the decoder of an int8 model that FusedDecoder serves; None where it has no step for a layer."""
     inputs = ("q_proj", "k_proj", "v_proj")
     plain = all(
         module.bias is None or name.endswith(inputs)

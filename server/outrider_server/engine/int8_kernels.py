@@ -16,7 +16,8 @@ from numba.extending import intrinsic
 # Any: numba's arguments are arrays of one type each, which it finds at the first call.
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 _SUMS = {"reassoc", "contract", "nsz"}  # float64 alone: what another order changes, rounding to float32 takes away
-_TILE, _KEYS = 8, 8  # so many rows of queries meet so many keys while these are in the processor's first cache
+_TILE = 8  # rows of queries of a head meet the same keys while these are in the processor's first cache,
+_KEYS = 8  # so many at a time
 
 
 def _compiled(**flags: Any) -> Callable[[_Kernel], _Kernel]:
@@ -31,7 +32,7 @@ def _compiled(**flags: Any) -> Callable[[_Kernel], _Kernel]:
     return compiled
 
 
-@intrinsic  # type: ignore[misc] # numba's decorators have no types
+@intrinsic  # type: ignore[untyped-decorator] # Numba's decorators have no types
 def _pointer(_context: Any, _address: Any) -> Any:
     """Turn an address (int64) into a pointer to float32."""
 
@@ -114,9 +115,7 @@ def norm(x: Any, weight: Any, eps: float, normed: Any, codes: Any, scales: Any) 
 
 
 @_compiled()
-def add_norm(
-    product: Any, of_rows: Any, x: Any, weight: Any, eps: float, normed: Any, codes: Any, scales: Any
-) -> None:
+def add_norm(product: Any, of_rows: Any, x: Any, weight: Any, eps: float, normed: Any, codes: Any, scales: Any) -> None:
     """Add product * of_rows to x, and do as norm()."""
     for i in range(len(x)):
         for j in range(x.shape[1]):
@@ -193,14 +192,14 @@ def store(key: Any, value: Any, places: Any, layer: int, head_stride: int) -> No
 
 
 @_compiled(fastmath=_SUMS)
-def _multiply(a: Any, b: Any, c: Any, rows: int, first: int, inner: int) -> None:
-    """Add the product of a [rows, inner] and b[:, first : first + columns] to c; inner is a multiple of 8."""
-    for p in range(0, inner, 8):
+def _multiply(a: Any, b: Any, c: Any, first: int) -> None:
+    """Add the product of a [.., inner] and b[:, first : first + columns] to c [rows, columns]; inner is _KEYS."""
+    for p in range(0, _KEYS, 8):
         b0, b1 = b[p, first : first + c.shape[1]], b[p + 1, first : first + c.shape[1]]
         b2, b3 = b[p + 2, first : first + c.shape[1]], b[p + 3, first : first + c.shape[1]]
         b4, b5 = b[p + 4, first : first + c.shape[1]], b[p + 5, first : first + c.shape[1]]
         b6, b7 = b[p + 6, first : first + c.shape[1]], b[p + 7, first : first + c.shape[1]]
-        for t in range(rows):
+        for t in range(len(c)):
             sums = c[t]
             a0, a1, a2, a3 = a[t, p], a[t, p + 1], a[t, p + 2], a[t, p + 3]
             a4, a5, a6, a7 = a[t, p + 4], a[t, p + 5], a[t, p + 6], a[t, p + 7]
@@ -221,13 +220,13 @@ def _widen(stored: Any, first: int, stride: int, n: int, wide: Any) -> None:
 
 
 @_compiled(fastmath=_SUMS)
-def _multiply_turned(a: Any, b: Any, c: Any, rows: int, first: int, columns: int) -> None:
+def _multiply_turned(a: Any, b: Any, c: Any, first: int, columns: int) -> None:
     """Write the product of a [rows, k] and b[:, first : first + k], turned, to c, whose room is a multiple of 4."""
     inner = a.shape[1]
     for j in range(0, columns, 4):
         b0, b1 = b[j, first : first + inner], b[j + 1, first : first + inner]
         b2, b3 = b[j + 2, first : first + inner], b[j + 3, first : first + inner]
-        for t in range(rows):
+        for t in range(len(a)):
             row = a[t]
             sum0 = sum1 = sum2 = sum3 = 0.0
             for p in range(inner):
@@ -253,75 +252,98 @@ def _softmax(scores: Any, powers: Any, bits: Any) -> None:
         scores[k] /= total
 
 
-@_compiled(fastmath=_SUMS)
+@_compiled()
+def _score(queries: Any, runs: Any, layer: int, strides: Any, wide: Any, scores: Any) -> None:
+    """Multiply queries [kv_heads, n, dim] with the keys of runs: scores [kv_heads, .., keys]."""
+    row_stride, head_stride, kv_heads = strides
+    at = 0
+    for run in range(len(runs)):
+        count = runs[run, 3]
+        stored = carray(_pointer(runs[run, 0] + layer * runs[run, 2]), (count * row_stride,))
+        for start in range(0, count, _KEYS):
+            keys = min(_KEYS, count - start)
+            _widen(stored, start * row_stride, row_stride, keys, wide)
+            for head in range(kv_heads):
+                _multiply_turned(queries[head], wide, scores[head, :, at:], head * head_stride, keys)
+            at += keys
+
+
+@_compiled()
+def _mix(weights: Any, runs: Any, layer: int, strides: Any, wide: Any, sums: Any) -> None:
+    """Add values of runs, multiplied with weights [kv_heads, .., keys], to sums [kv_heads, n, dim]."""
+    row_stride, head_stride, kv_heads = strides
+    at = 0
+    for run in range(len(runs)):
+        count = runs[run, 3]
+        stored = carray(_pointer(runs[run, 1] + layer * runs[run, 2]), (count * row_stride,))
+        for start in range(0, count, _KEYS):
+            keys = min(_KEYS, count - start)
+            _widen(stored, start * row_stride, row_stride, keys, wide)
+            wide[keys:] = 0.0  # the weights behind are the next run's
+            for head in range(kv_heads):
+                _multiply(weights[head, :, at:], wide, sums[head], head * head_stride)
+            at += keys
+
+
+@_compiled()
+def _hide(scores: Any, committed: int, seen: Any, position: int, positions: Any, window: int) -> None:
+    """Take keys from a row of scores that it does not see: those behind its window, and others of its own pass."""
+    if window > 0:
+        scores[: min(max(position - window + 1, 0), committed)] = -np.inf
+    for k in range(len(seen)):
+        if seen[k] == 0 or (window > 0 and position - positions[k] >= window):
+            scores[committed + k] = -np.inf
+
+
+@_compiled()
 def attend(
-    query: Any, tasks: Any, segments: Any, runs: Any, visible: Any, positions: Any, layer: int, strides: Any,
-    window: int, scale: float, out: Any
+    query: Any,
+    tasks: Any,
+    segments: Any,
+    runs: Any,
+    visible: Any,
+    positions: Any,
+    layer: int,
+    strides: Any,
+    window: int,
+    scale: float,
+    out: Any,
 ) -> None:
     """Attend from query [N, heads, dim] to the stored keys, into `out`.
 
     tasks [t, 3]: segment, and first and last + 1 of its queries of each head of keys. segments [s, 6]: first row, rows,
     committed rows, first run, runs, first of `visible` (own rows seen by each). runs [r, 4]: addresses of keys and of
-    values in layer 0, bytes from layer to layer, keys.
+    values in layer 0, bytes from layer to layer, keys. strides: values from row to row and from head to head; kv_heads.
     """
-    row_stride, head_stride, kv_heads = strides
-    dim = query.shape[2]
-    group = query.shape[1] // kv_heads
-    wide = np.zeros((_KEYS, (kv_heads - 1) * head_stride + dim), np.float64)
-    tile = np.empty((kv_heads, _TILE, dim), np.float64)
-    sums = np.empty((kv_heads, _TILE, dim), np.float64)
+    (_, heads, dim), kv_heads = query.shape, strides[2]
+    group = heads // kv_heads
+    wide = np.zeros((_KEYS, (kv_heads - 1) * strides[1] + dim), np.float64)
     for task in range(len(tasks)):
         segment, task_begin, task_end = tasks[task]
-        first, rows, committed, first_run, num_runs, seen = segments[segment]
-        num_keys = committed + rows
+        first, rows, committed, first_run, num_runs, first_seen = segments[segment]
+        own_runs, num_keys = runs[first_run : first_run + num_runs], committed + rows
         scores = np.empty((kv_heads, _TILE, num_keys + _KEYS), np.float64)
         bits = np.empty(num_keys, np.int64)
-        powers = bits.view(np.float64)
         for begin in range(task_begin, task_end, _TILE):
             size = min(_TILE, task_end - begin)
+            queries, sums = np.empty((kv_heads, size, dim)), np.zeros((kv_heads, size, dim))
             for head in range(kv_heads):
                 for t in range(size):
-                    row, which = first + (begin + t) // group, head * group + (begin + t) % group
+                    row, member = (begin + t) // group, (begin + t) % group
                     for d in range(dim):
-                        tile[head, t, d] = np.float64(query[row, which, d]) * scale
-                        sums[head, t, d] = 0.0
-            at = 0
-            for run in range(first_run, first_run + num_runs):
-                count = runs[run, 3]
-                stored = carray(_pointer(runs[run, 0] + layer * runs[run, 2]), (count * row_stride,))
-                for start in range(0, count, _KEYS):
-                    keys = min(_KEYS, count - start)
-                    _widen(stored, start * row_stride, row_stride, keys, wide)
-                    for head in range(kv_heads):
-                        _multiply_turned(tile[head], wide, scores[head, :, at:], size, head * head_stride, keys)
-                    at += keys
-            for t in range(size):
-                own = (begin + t) // group
-                position = positions[first + own]
-                before = min(max(position - window + 1, 0), committed) if window > 0 else 0
-                for head in range(kv_heads):
-                    row_scores = scores[head, t]
-                    row_scores[:before] = -np.inf
-                    for k in range(rows):
-                        hidden = visible[seen + own * rows + k] == 0
-                        if hidden or (window > 0 and position - positions[first + k] >= window):
-                            row_scores[committed + k] = -np.inf
-                    _softmax(row_scores[:num_keys], powers, bits)
-                    row_scores[num_keys:] = 0.0
-            at = 0
-            for run in range(first_run, first_run + num_runs):
-                count = runs[run, 3]
-                stored = carray(_pointer(runs[run, 1] + layer * runs[run, 2]), (count * row_stride,))
-                for start in range(0, count, _KEYS):
-                    keys = min(_KEYS, count - start)
-                    padded = (keys + 7) // 8 * 8
-                    wide[keys:padded] = 0.0
-                    _widen(stored, start * row_stride, row_stride, keys, wide)
-                    for head in range(kv_heads):
-                        _multiply(scores[head, :, at:], wide, sums[head], size, head * head_stride, padded)
-                    at += keys
+                        queries[head, t, d] = np.float64(query[first + row, head * group + member, d]) * scale
+            _score(queries, own_runs, layer, strides, wide, scores)
             for head in range(kv_heads):
                 for t in range(size):
-                    row, which = first + (begin + t) // group, head * group + (begin + t) % group
+                    row = (begin + t) // group
+                    seen = visible[first_seen + row * rows : first_seen + (row + 1) * rows]
+                    own = positions[first : first + rows]
+                    _hide(scores[head, t], committed, seen, own[row], own, window)
+                    _softmax(scores[head, t, :num_keys], bits.view(np.float64), bits)
+                    scores[head, t, num_keys:] = 0.0
+            _mix(scores, own_runs, layer, strides, wide, sums)
+            for head in range(kv_heads):
+                for t in range(size):
+                    row, member = (begin + t) // group, (begin + t) % group
                     for d in range(dim):
-                        out[row, which, d] = np.float32(sums[head, t, d])
+                        out[first + row, head * group + member, d] = np.float32(sums[head, t, d])

@@ -22,7 +22,7 @@ from outrider_drafters.readers.config import read_config
 from outrider_drafters.readers.digest import weights_digest
 from outrider_drafters.readers.target_cache import check_written
 from outrider_proto.errors import UsageError
-from outrider_server.engine.attention import SlotAttention, register
+from outrider_server.engine.attention import Decoder, SlotAttention, register
 from outrider_server.engine.compatibility import check_against_eager, check_invariance, probe
 from outrider_server.engine.fused_decoder import FusedDecoder, fused_decoder
 from outrider_server.engine.hf_model import (
@@ -76,7 +76,7 @@ class Target:
     max_context: int
     eos_token_ids: tuple[int, ...]
     ranks: Ranks | None = None  # the processes it is divided among
-    fused: FusedDecoder | None = None  # its passes in fewer steps; None: transformers' own
+    fused: Decoder | None = None  # its passes in fewer steps; None: transformers' own
     batch_invariant: bool = False  # a row's result depends on its own text alone
     schemas: SchemaCompiler | None = None  # of JSON answers
     digest: str = ""  # of all weights, in the dtype they are computed in
@@ -227,7 +227,7 @@ def _fused(model: PreTrainedModel, kv: KVShape, context: int) -> FusedDecoder | 
     return fused
 
 
-def _int8_decoder(model: PreTrainedModel) -> Int8Decoder | None:
+def _int8_decoder(model: PreTrainedModel) -> Decoder | None:
     try:
         from outrider_server.engine.int8_decoder import int8_decoder
     except ImportError as error:
@@ -236,7 +236,7 @@ def _int8_decoder(model: PreTrainedModel) -> Int8Decoder | None:
     return int8_decoder(model)
 
 
-def _exact_fused(model: PreTrainedModel, kv: KVShape, context: int, directory: Path | None) -> FusedDecoder | None:
+def _exact_fused(model: PreTrainedModel, kv: KVShape, context: int, directory: Path | None) -> Decoder | None:
     """Return the fused form of an int8 model: with plain products it is compared with the model, packed with those."""
     if (plain := fused_decoder(model, packed=False)) is None:
         return None

@@ -92,7 +92,8 @@ class KVBuffer:
 
     @property
     def strides(self) -> tuple[int, int]:
-        return self.slab.stacks[0][0].stride()[2:4]
+        _, _, row, head, _ = self.slab.stacks[0][0].stride()
+        return row, head
 
     def runs(self, first: int, stop: int) -> list[tuple[int, int, int, int]]:
         at = (self.lane * self.capacity + first) * self.strides[0]

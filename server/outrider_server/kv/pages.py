@@ -72,7 +72,8 @@ class PagedBuffer:
 
     @property
     def strides(self) -> tuple[int, int]:
-        return self.pool.arenas[0].stride()[2:4]
+        _, _, row, head, _ = self.pool.arenas[0].stride()
+        return row, head
 
     def runs(self, first: int, stop: int) -> list[tuple[int, int, int, int]]:
         arena, values = self.pool.arenas[0], self.pool.shape.stacks[0].row.key_dim * 4
