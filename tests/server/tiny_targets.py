@@ -20,8 +20,8 @@ from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
 
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.int8_model import round_weights
 from outrider_server.engine.target import Target
+from outrider_server.int8.model import round_weights
 
 VOCAB = 61
 SIZES = {

@@ -23,10 +23,10 @@ from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.processor import padded_rows
 from outrider_drafters.quantization.codes import code_product
 from outrider_drafters.readers.checkpoint import release
-from outrider_server.engine import int8_kernels as kernels
 from outrider_server.engine.attention import FlatBatch, SlotAttention
 from outrider_server.engine.batch_segment import BatchSegment
 from outrider_server.engine.hf_model import BatchInvariance, int8_codes
+from outrider_server.int8 import kernels
 
 Floats = NDArray[np.float32]
 Norm = tuple[NDArray[np.float64], float]  # weight and epsilon

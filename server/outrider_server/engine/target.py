@@ -38,7 +38,7 @@ from outrider_server.engine.hf_model import (
     resolve_device,
     resolve_target,
 )
-from outrider_server.engine.int8_model import note_checked, pack_codes, was_checked
+from outrider_server.int8.model import note_checked, pack_codes, was_checked
 from outrider_server.kv.budget import KVShape
 
 _log = logging.getLogger(__name__)

@@ -10,12 +10,13 @@ from tiny_targets import FakeRequest, build, in_int8, random_tokens, random_tree
 
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_proto.tree import DraftTree
-from outrider_server.engine import int8_decoder, int8_kernels
+from outrider_server.engine import int8_decoder
 from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.fused_decoder import FusedDecoder
 from outrider_server.engine.int8_decoder import Int8Decoder
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
+from outrider_server.int8 import kernels
 from outrider_server.kv.memory import KVMemory
 
 from ...marks import needs_int8
@@ -74,7 +75,7 @@ def test_what_is_no_number_stays_with_its_row(target):
     codes, scales = np.empty((3, 64), np.uint8), np.empty(3, np.float32)
     rows = np.ones((3, 64), np.float32)
     rows[0, 5], rows[1, 63] = np.nan, np.inf
-    int8_kernels.to_codes(rows, codes, scales)
+    kernels.to_codes(rows, codes, scales)
     assert np.isnan(scales).tolist() == [True, True, False]
 
 

@@ -39,10 +39,10 @@ from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION
 from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.hf_model import is_small, resolve_device, resolve_dtype
-from outrider_server.engine.int8_model import round_weights
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target, public_name
+from outrider_server.int8.model import round_weights
 from outrider_server.kv.memory import KVMemory
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
