@@ -149,7 +149,7 @@ async def test_a_relay_runs_commands_without_handlers_behind_fork_and_has_one_se
     forks = []
     os.register_at_fork(before=lambda: forks.append(1))
     async with linked("proxy") as link:
-        assert (await link.run(["true"]), forks) == ([0], [])
+        assert (await link.run(["true"]), forks) == (0, [])
         with pytest.raises(ProfileError, match="a relay has one server behind it"):
             await link.run(["true"], [("127.0.0.1", 1), ("127.0.0.1", 2)])
 
