@@ -8,7 +8,7 @@ import typer
 
 from outrider_bench.cli.app import run_app
 from outrider_bench.harness.runner import StudyCommand, add_studies
-from outrider_lab.cli.models import corpus_command, train_command
+from outrider_lab.cli.models import answer_command, corpus_command, prompts_command, train_command
 from outrider_lab.cli.paper import paper_app
 from outrider_lab.cli.record import record_command
 from outrider_lab.soak.options import SoakOptions
@@ -46,6 +46,8 @@ add_studies(app, STUDIES)
 app.command("record")(record_command)
 app.command("train")(train_command)
 app.command("corpus")(corpus_command)
+app.command("prompts")(prompts_command)
+app.command("answer")(answer_command)
 app.add_typer(paper_app, name="paper")
 
 

@@ -1,15 +1,19 @@
-"""The commands `outrider-lab train` and `corpus`: the embedded models and the text that they are trained on."""
+"""The commands `outrider-lab train`, `corpus`, `prompts` and `answer`: models, and what they are trained on."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from pydantic import Field
 
+from outrider_bench.core.tables import show_line
 from outrider_lab.corpus import CorpusSample, Split, generate
+from outrider_lab.training.options import AnswerOptions
 from outrider_models.core.held_out import FAMILIES, Family
 from outrider_proto.errors import UsageError
 from outrider_proto.options.command import with_options
@@ -63,6 +67,42 @@ def corpus_command(options: CorpusOptions) -> None:
         return
     families = FAMILIES if options.family is None else (options.family,)
     _show(sample for family in families for sample in generate(family, options.split, options.seed, options.count))
+
+
+def prompts_command(
+    humaneval: Annotated[Path, typer.Argument(help="HumanEval's problems, to keep apart: its wheel, or .jsonl.gz.")],
+    out: Annotated[Path, typer.Argument(help="File of JSON lines for the prompts.")],
+) -> None:
+    """Write prompts of real code: signatures and docstrings of functions in the installed packages."""
+    from outrider_lab.corpus.functions import function_prompts
+
+    prompts, counts = function_prompts(0, humaneval)
+    try:
+        out.write_text("".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts))
+    except OSError as error:
+        raise UsageError(f"{out}: {error.strerror}") from None
+    apart = sum(prompt.held_out for prompt in prompts)
+    said = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+    show_line(f"{out}: {len(prompts):,} prompts, {apart:,} of them held out; {said}")
+
+
+@with_options(AnswerOptions)
+def answer_command(
+    options: AnswerOptions,
+    prompts: Annotated[Path, typer.Argument(help="File of `outrider-lab prompts`.")],
+    out: Annotated[Path, typer.Argument(help="Directory for answers and features; what it holds is kept and counted.")],
+) -> None:
+    """Let a target answer prompts as it is served, and write the features that all families of drafters read."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+    from outrider_lab.training.answers import answer_prompts
+    from outrider_proto.terminal.console import TerminalConsole
+
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress("answer tokens", *columns, console=TerminalConsole(stderr=True)) as bar:
+        task = bar.add_task("", total=options.tokens)
+        files = answer_prompts(prompts, out, options, lambda files: bar.update(task, completed=files.tokens))
+    show_line(f"{out}: {files.texts:,} texts, {files.tokens:,} answer tokens")
 
 
 def _show(samples: Iterator[CorpusSample]) -> None:

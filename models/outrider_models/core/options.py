@@ -16,7 +16,7 @@ WeightFormat = Literal["float32", "bfloat16", "int8", "int4"]
 class TrainOptions:
     out: Annotated[Path, Flag("Directory for the model, its log and its checkpoint.")]
     family: Annotated[str, Flag("Family of the drafter: see `outrider-models families`.")]
-    data: Annotated[Path, Flag("Chats, as a file of JSON lines.")]
+    data: Annotated[Path, Flag("Chats, as a file of JSON lines; or a directory of served answers with features.")]
     target: Target = None
     settings_file: Annotated[Path | None, Flag(".toml file of changed settings.", name="settings")] = None
     start: Annotated[

@@ -31,12 +31,14 @@ from outrider_models.training.core.progress import ProgressReporter
 from outrider_models.training.core.rates import Schedule
 from outrider_models.training.core.teacher import Teacher, target_facts
 from outrider_models.training.data.chat_file import ChatSettings, ChatSource
+from outrider_models.training.data.served_answers import ServedAnswers
 from outrider_models.training.data.texts import TextSource, make_batch
 from outrider_models.training.data.tokens import load_chat_tokenizer
 from outrider_models.training.data_parallel import data_parallel, training_device
 from outrider_models.training.families import trainable_family
 from outrider_models.training.trainer import Trainer, TrainingJob
 from outrider_models.training.validation import Validator
+from outrider_proto.errors import UsageError
 
 _EXAMPLES_AT_ONCE = 4
 FEATURES = "features"
@@ -53,10 +55,12 @@ class DrafterTask:
         start: DrafterFiles | None = None,
         features: Path | None = None,
         device: torch.device | str = "cpu",
+        served: ServedAnswers | None = None,
     ) -> None:
         machine = config.machine
         wide = machine.precision == "no" or (machine.precision == "auto" and not has_bf16())
         self.teacher = Teacher.load(target, torch.float32 if wide else torch.bfloat16, device)
+        self._served = served
         # Before the network is made: its initial weights are random, and the same in all processes.
         torch.manual_seed(source.seed)
         facts = self.teacher.facts
@@ -74,7 +78,7 @@ class DrafterTask:
         self.teacher.check(self.drafter.teacher_request)
         self._features = FeatureStore(self.teacher, features, int(machine.features_gb * 1e9)) if features else None
         prompts = source.held_out_prompts()
-        self._validator = Validator(self.teacher, prompts, config.validation) if prompts else None
+        self._validator = Validator(self.teacher, prompts, config.validation, served) if prompts else None
 
     def _examples(
         self, source: TextSource, request: TeacherRequest, tokens: int
@@ -84,7 +88,9 @@ class DrafterTask:
         for texts in source.updates(0):
             for first in range(0, len(texts), _EXAMPLES_AT_ONCE):
                 batch = make_batch(texts[first : first + _EXAMPLES_AT_ONCE], self.teacher.embed.device)
-                yield batch, self.teacher.run(batch.tokens, request)
+                served = self._served
+                output = served.run(self.teacher, batch, request) if served else self.teacher.run(batch.tokens, request)
+                yield batch, output
                 count += batch.tokens.numel()
             if count >= tokens:
                 return
@@ -96,7 +102,9 @@ class DrafterTask:
     def loss(self, batch: Batch, progress: float = 0.0) -> LossOutput:
         """Run target and drafter over a batch."""
         request = self.drafter.teacher_request
-        if self._features is not None:
+        if self._served is not None:
+            target = self._served.run(self.teacher, batch, request)
+        elif self._features is not None:
             target = self._features.run(batch, request)
         else:
             target = self.teacher.run(batch.tokens, request, batch.loss_mask)
@@ -126,7 +134,7 @@ class ChatRunOptions:
     """Options of one run on chats."""
 
     family: str
-    data: Path
+    data: Path  # a file, or a directory of served answers
     out: Path
     target: str | None  # directory or hub name; None: the embedded target
     changes: Table  # settings that differ from the family's defaults
@@ -196,14 +204,21 @@ def chat_run(options: ChatRunOptions) -> TrainingJob:
     assert isinstance(data, ChatSettings)
     assert isinstance(schedule, Schedule)
     assert length is not None
-    source = ChatSource.read(options.data, load_chat_tokenizer(target), data, length)
+    served = ServedAnswers(options.data) if options.data.is_dir() else None
+    if served is None:
+        source = ChatSource.read(options.data, load_chat_tokenizer(target), data, length)
+        digest = hashlib.sha256(options.data.read_bytes()).hexdigest()
+    else:
+        source, digest = served.source(data, length), served.digest
+        if served.layout.target != (own := target_fingerprint(target)):
+            raise UsageError(f"data={options.data}: answers of target {served.layout.target}, this one is {own}")
     start, features = initial_weights(options.start), config.machine.features
     # A single pass reads nothing that it wrote.
     if features == "auto":
-        features = str(options.out / FEATURES) if length.epochs > 1 else "no"
+        features = str(options.out / FEATURES) if length.epochs > 1 and served is None else "no"
     kept_in = None if features == "no" else Path(features)
-    task = DrafterTask(config, target, source, start, kept_in, training_device())
-    description = describe(config, target, start) | {"file": hashlib.sha256(options.data.read_bytes()).hexdigest()}
+    task = DrafterTask(config, target, source, start, kept_in, training_device(), served)
+    description = describe(config, target, start) | {"file": digest}
 
     def factor(update: int, _: float) -> float:
         return schedule.rate(update, source.updates_an_epoch, source.num_updates) / schedule.peak

@@ -19,6 +19,7 @@ from outrider_drafters.load import load_drafter, load_tap
 from outrider_drafters.trees.grow import grow_tree
 from outrider_models.training.config import ValidationSettings
 from outrider_models.training.core.teacher import Teacher
+from outrider_models.training.data.served_answers import ServedAnswers
 
 
 @dataclass(slots=True)
@@ -44,32 +45,40 @@ class AcceptanceCounts:
 
 
 class Validator:
-    """Measures drafters on held-out prompts; the target's answers are generated once."""
+    """Measures drafters on held-out prompts; the target's answers are generated once, or those that it has `served`."""
 
-    def __init__(self, teacher: Teacher, prompts: Sequence[list[int]], settings: ValidationSettings) -> None:
-        self._teacher, self._prompts, self._settings = teacher, prompts, settings
+    def __init__(
+        self, teacher: Teacher, prompts: Sequence[list[int]], settings: ValidationSettings, served: ServedAnswers | None
+    ) -> None:
+        self._served, self._teacher, self._prompts, self._settings = served, teacher, prompts, settings
         self._texts: list[list[int]] | None = None
 
     def validate(self, source: DrafterSource) -> AcceptanceCounts:
         """Load the drafter and draft along all texts. Raises UsageError if its files do not load."""
         if self._texts is None:
-            self._texts = [self._answered(prompt) for prompt in self._prompts]
+            self._texts = [self._answered(*each) for each in enumerate(self._prompts)]
         like = self._teacher.embed
         drafter = load_drafter(source, self._teacher.target_weights())
         tap = load_tap(source, self._teacher.facts.directory, like.dtype, like.device)
         found = AcceptanceCounts()
-        for prompt, text in zip(self._prompts, self._texts, strict=True):
-            rows = None if tap is None else self._features(tap, text)
+        for number, (prompt, text) in enumerate(zip(self._prompts, self._texts, strict=True)):
+            rows = None if tap is None else self._features(tap, number, text)
             follow(drafter, text, len(prompt), rows, self._settings.levels, found)
         return found
 
-    def _features(self, tap: Tap, text: list[int]) -> Tensor:
+    def _features(self, tap: Tap, number: int, text: list[int]) -> Tensor:
+        if self._served is not None:
+            return tap.new_state().rows(self._served.activations(self._teacher, number, tap))
         tokens = torch.tensor([text], device=self._teacher.embed.device)
         return tap.new_state().rows(self._teacher.activations(tokens, tap.needs_kv, tap.hidden_layers))
 
     @torch.no_grad()
-    def _answered(self, prompt: list[int]) -> list[int]:
+    def _answered(self, number: int, prompt: list[int]) -> list[int]:
         """Return prompt and greedy answer."""
+        if self._served is not None:
+            return cast(
+                list[int], self._served.held_out[number].ids[: len(prompt) + self._settings.new_tokens].tolist()
+            )
         model = self._teacher.model
         generate = cast(Callable[..., Tensor], model.generate)
         ids = torch.tensor([prompt], device=self._teacher.embed.device)

@@ -290,7 +290,7 @@ def test_the_shipped_drafter_scores_as_in_the_benchmark():
     tokenizer = AutoTokenizer.from_pretrained(target_dir())
     asked = [[message.as_dict() for message in held_out(family, 1)[0].messages] for family in FAMILIES[:3]]
     prompts = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
-    found = Validator(teacher, prompts, ValidationSettings(every_updates=0, new_tokens=40, levels=4)).validate(
+    found = Validator(teacher, prompts, ValidationSettings(every_updates=0, new_tokens=40, levels=4), None).validate(
         DrafterSource(str(drafter_dir("moa")))
     )
     assert 3.5 < found.tau <= 5

@@ -25,6 +25,7 @@ class Batch:
     tokens: Tensor  # [B, T] int64
     labels: Tensor  # [B, T] int64: the token after position i, PADDING after the last
     loss_mask: Tensor  # [B, T] bool: the label belongs to a reply, so its prediction is trained
+    places: tuple[int, ...] = ()  # each row's first among served features
 
 
 @dataclass(frozen=True, slots=True)

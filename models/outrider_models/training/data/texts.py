@@ -18,6 +18,7 @@ class ChatTokens:
     is_reply: NDArray[np.bool_]  # of the assistant's turns, their ends included
     kind: str = ""  # of text, as its source calls it
     taught_from: int | None = None  # all tokens from here to the last reply's end are taught; None: those of replies
+    place: int = 0  # its first row among served features
 
     @property
     def is_taught(self) -> NDArray[np.bool_]:
@@ -70,7 +71,8 @@ def make_batch(texts: Sequence[ChatTokens], device: torch.device) -> Batch:
     for row, text in enumerate(texts):
         ids[row, : len(text.ids)], is_taught[row, : len(text.ids)] = text.ids, text.is_taught
     labels, counts = (torch.from_numpy(part[:, 1:].copy()).to(device) for part in (ids, is_taught))
-    return Batch(torch.from_numpy(ids[:, :-1].clip(min=0)).to(device), labels, counts)
+    places = tuple(text.place for text in texts)
+    return Batch(torch.from_numpy(ids[:, :-1].clip(min=0)).to(device), labels, counts, places)
 
 
 def reply_frequencies(texts: Sequence[ChatTokens], vocab: int) -> Tensor:
