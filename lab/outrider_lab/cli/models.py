@@ -70,7 +70,7 @@ def corpus_command(options: CorpusOptions) -> None:
 
 
 def prompts_command(
-    humaneval: Annotated[Path, typer.Argument(help="HumanEval's problems, to keep apart: its wheel, or .jsonl.gz.")],
+    humaneval: Annotated[Path, typer.Argument(help="HumanEval's problems, HumanEval.jsonl.gz, to keep apart.")],
     out: Annotated[Path, typer.Argument(help="File of JSON lines for the prompts.")],
 ) -> None:
     """Write prompts of real code: signatures and docstrings of functions in the installed packages."""

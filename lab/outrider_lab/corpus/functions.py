@@ -8,13 +8,10 @@ left out (as GPT-3's data were, arXiv 2005.14165, appendix C).
 from __future__ import annotations
 
 import ast
-import gzip
 import inspect
-import json
 import random
 import re
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +21,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from outrider_models.core.questions import json_lines
 from outrider_proto.errors import UsageError
 from outrider_proto.files import MAX_LINES_BYTES, read_regular
 
@@ -162,18 +160,13 @@ def _short(doc: str) -> str:
 
 
 def _humaneval(path: Path) -> tuple[set[str], set[tuple[str, ...]]]:
-    """Return the names and the runs of words of HumanEval's problems, of its package or its file of JSON lines."""
+    """Return the names and the runs of words of HumanEval's problems."""
+    problems = [entry for _, entry in json_lines(path)]
     try:
-        data = path.read_bytes()
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as wheel:
-                data = wheel.read(next(name for name in wheel.namelist() if ".jsonl" in name and "HumanEval" in name))
-        lines = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).splitlines()
-        problems = [json.loads(line) for line in lines]
         grams = [_grams(problem["prompt"] + problem["canonical_solution"]) for problem in problems]
         return {problem["entry_point"].casefold() for problem in problems}, set().union(*grams)
-    except (OSError, ValueError, KeyError, TypeError, StopIteration):
-        raise UsageError(f"humaneval={path}: need HumanEval's problems, as its wheel or .jsonl.gz") from None
+    except (KeyError, TypeError, AttributeError):
+        raise UsageError(f"{path}: need HumanEval's problems, HumanEval.jsonl.gz") from None
 
 
 def _words(text: str) -> list[str]:

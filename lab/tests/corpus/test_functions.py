@@ -61,8 +61,9 @@ def test_what_humaneval_has_is_left_out_and_counted(tmp_path, problems):
     prompts, counts = function_prompts(0, problems, [package(tmp_path, "some", "MIT", text)])
     assert ["def kept" in prompt.prompt for prompt in prompts] == [True]
     assert list(counts.values()) == [4, 1, 1, 1]
+    problems.with_suffix("").write_text("{}\n")
     with pytest.raises(UsageError, match="need HumanEval's problems"):
-        function_prompts(0, tmp_path / "some" / "code.py", [])
+        function_prompts(0, problems.with_suffix(""), [])
 
 
 def test_a_package_is_held_out_whole_and_a_seed_gives_the_same(tmp_path, problems):
