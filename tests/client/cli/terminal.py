@@ -40,7 +40,7 @@ class Terminal:
     def until(self, text, since=0):
         with self._more:
             assert self._more.wait_for(lambda: text in self._text()[since:], timeout=60), self._text()[since:]
-            return len(self._text())
+            return self._text().index(text, since) + len(text)  # what follows may have come with it
 
     def _text(self):
         return _ESCAPES.sub("", self._heard)
