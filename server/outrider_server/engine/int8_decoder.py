@@ -6,8 +6,9 @@ what they compute. Keys and values are read where they lie, by address.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
@@ -32,6 +33,8 @@ Floats = NDArray[np.float32]
 Norm = tuple[NDArray[np.float64], float]  # weight and epsilon
 Product = Callable[[Tensor], Tensor]  # as code_product() returns it
 _WORTH_A_THREAD = 2**20  # multiplications, some 50 us: what it takes to wake one
+_ROWS_OF_WEIGHTS = 12  # rows that take as long to multiply with weights as these to read
+_WORTH_TWO_THREADS = 24 * 2**20  # values times rows of a product: the second one sleeps, and takes some 50 us to wake
 _QUERIES = 32  # of each head of keys, that one thread takes at least
 
 
@@ -110,6 +113,7 @@ class Int8Decoder:
         self._heads = attention.q_proj.out_features // self._dim
         self._kv_heads = attention.k_proj.out_features // self._dim
         self._inner: int = inner.layers[0].mlp.down_proj.in_features
+        self._values = sum(each.numel() for each in inner.layers.parameters()) // (4 * len(self.layers))  # of a product
 
     def forward(
         self, tokens: Tensor, positions: Tensor, slots: SlotAttention, keep: Tensor | None, wanted: frozenset[int]
@@ -124,14 +128,15 @@ class Int8Decoder:
         mixed, inner = _CodedRows(n, self._heads * self._dim), _CodedRows(n, self._inner)
         first = self.layers[0].norm
         _over_rows(x, lambda at: kernels.norm(x[at], *first, normed[at], *hidden.part(at)))
-        for index, layer in enumerate(self.layers):
-            if index in listed:
-                states[index] = torch.from_numpy(x.copy())
-            self._attend(index, layer, batch, hidden, angles, mixed)
-            _add_norm(x, mixed, layer.out, layer.mlp_norm, normed, hidden)
-            _gate(hidden, layer.gate_up, inner)
-            after = self.layers[index + 1].norm if index + 1 < last else self._norm
-            _add_norm(x, inner, layer.down, after, normed, hidden)
+        with _one_thread() if self._values * (n + _ROWS_OF_WEIGHTS) < _WORTH_TWO_THREADS else nullcontext():
+            for index, layer in enumerate(self.layers):
+                if index in listed:
+                    states[index] = torch.from_numpy(x.copy())
+                self._attend(index, layer, batch, hidden, angles, mixed)
+                _add_norm(x, mixed, layer.out, layer.mlp_norm, normed, hidden)
+                _gate(hidden, layer.gate_up, inner)
+                after = self.layers[index + 1].norm if index + 1 < last else self._norm
+                _add_norm(x, inner, layer.down, after, normed, hidden)
         states |= {BEFORE_NORM: torch.from_numpy(x), last: torch.from_numpy(normed)}
         if keep is not None:
             hidden = hidden.picked(keep.numpy())
@@ -234,6 +239,16 @@ def _together(calls: Sequence[Callable[[], None]]) -> None:
 @cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="int8")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _product(layers: Sequence[nn.Linear]) -> Product:

@@ -64,11 +64,22 @@ def outputs(target: Target, *, layout: str, seed: int) -> list[torch.Tensor]:
 def test_it_gives_the_bits_of_the_plain_pass(target, layout, monkeypatch):
     # By several threads, however few rows there are.
     monkeypatch.setattr(int8_decoder, "_WORTH_A_THREAD", 100)
+    monkeypatch.setattr(int8_decoder, "_WORTH_TWO_THREADS", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     plain = replace(target, fused=FusedDecoder(target.model, packed=False))
     compiled, by_torch = (outputs(each, layout=layout, seed=1) for each in (target, plain))
     assert len(compiled) == len(by_torch) > 20
     assert all(map(torch.equal, compiled, by_torch))
+
+
+def test_a_pass_of_few_small_products_leaves_the_number_of_threads_as_it_is(target, monkeypatch):
+    seen, threads = [], torch.get_num_threads()
+    to_codes = kernels.to_codes
+    monkeypatch.setattr(kernels, "to_codes", lambda *args: (seen.append(torch.get_num_threads()), to_codes(*args)))
+    torch.set_num_threads(2)
+    outputs(target, layout="contiguous", seed=2)
+    assert (set(seen), torch.get_num_threads()) == ({1}, 2)
+    torch.set_num_threads(threads)
 
 
 def test_what_is_no_number_stays_with_its_row(target):
