@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import gc
 import json
@@ -121,6 +122,8 @@ class StopSignals:
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), _do_nothing)
+                # The interpreter ends with the system's defaults: a late signal would kill what has ended well.
+                atexit.register(signal.signal, getattr(signal, name), signal.SIG_IGN)
         threading.Thread(target=self._listen, name="outrider-signals", daemon=True).start()
 
     def _listen(self) -> None:

@@ -118,9 +118,12 @@ class Process:
     async def signal(self, number: int) -> None:
         await self._ask({"signal": number})
 
+    async def end(self) -> dict:
+        return await self._ask({"end": True})
+
     async def ended(self, said: str = "", code: int = 0) -> None:
         """It ends by itself, with these last words and this code."""
-        end = await self._ask({"end": True})
+        end = await self.end()
         assert (end["said"][-len(said) :] if said else end["said"], end["code"]) == (said, code)
 
     def close(self) -> None:
@@ -248,6 +251,14 @@ async def test_a_signal_ends_it_whatever_hangs(process, port, tmp_path, what, si
             await asyncio.sleep(0.5)  # or two signals are one, where the process has not had the first yet
             await process.term()
         await process.ended("" if "disk under" in what else ENDING)
+
+
+async def test_signals_that_come_as_it_ends_change_nothing(process, port):
+    await process.start(port)
+    for _ in range(300):
+        await process.term()
+        await asyncio.sleep(0.005)
+    assert (await process.end())["code"] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
