@@ -45,7 +45,7 @@ BOUNDS = {
     "options: outrider-server deploy": (9, 9),  # the file that serve takes, and eight of its own
     "options: commands of the wheel": (350, 350),
     "options: all commands": (357, 350),
-    "words: documents": (49_495, 48_000),
+    "words: documents": (49_510, 48_000),
     "lines: CHANGELOG.md": (80, 80),
     "longest line: README.md": (160, 160),
 }
