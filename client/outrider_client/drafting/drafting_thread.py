@@ -206,7 +206,8 @@ class DraftingThread:
         self.num_features = 0  # positions whose features have arrived
         self._shared: list[int] = []  # common prefix of each answer with the one before
         self.history: History | None = None  # that the drafts of the next answer may come from, too
-        limit = (lambda: None) if num_cpu_threads is None else partial(torch.set_num_threads, num_cpu_threads)
+        # Always: else it would take what another thread of this process has asked for in the meantime.
+        limit = partial(torch.set_num_threads, num_cpu_threads or torch.get_num_threads())
         self._worker = WorkerThread("outrider-draft", limit)
 
     def begin(self, common: int) -> None:

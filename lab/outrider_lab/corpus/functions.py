@@ -68,9 +68,7 @@ def function_prompts(
             counts["twice"] += 1
     chosen = list(found.values())
     random.Random(f"functions/{seed}").shuffle(chosen)
-    chosen.sort(
-        key=lambda prompt: bool(_METHOD.search(prompt.prompt))
-    )  # HumanEval asks for functions: these come first
+    chosen.sort(key=lambda prompt: bool(_METHOD.search(prompt.prompt)))  # as HumanEval asks for functions
     for number, prompt in enumerate(chosen):
         chance = random.Random(f"{seed}/{prompt.package}/{prompt.prompt}")
         apart = random.Random(f"{seed}/{prompt.package}").random() < _HELD_OUT

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from outrider_client.core.prompt import PlainMessage
 from outrider_client.models.tokenizer import TargetTokenizer
+from outrider_client.text.stop_strings import StopStrings
 from outrider_drafters.contracts.tap import LAST, Activations, StatelessTap
 from outrider_drafters.families.eagle3.layout import default_layers
 from outrider_drafters.families.moa.network import pack_kv
@@ -51,7 +52,9 @@ from outrider_server.engine.target import Target
 from outrider_server.kv.memory import KVMemory
 
 # Where a completion of HumanEval ends: what follows is not of the function's body.
-STOPS = ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\n#", "\n```", "\nimport ", "\nfrom ", "\n@", "\nassert ")
+_STOPS = StopStrings(
+    ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\n#", "\n```", "\nimport ", "\nfrom ", "\n@", "\nassert ")
+)
 _LOOKED_AT_EVERY = 16  # tokens, for loops
 _BEGUN_A_PASS = 4  # prompts: a pass takes as long as it has rows
 _AHEAD = 4  # batches of texts that are done before their turn
@@ -208,8 +211,8 @@ class Answering:
         """Return where a completion's text goes beyond the function."""
         if text.prompt.kind != "completion":
             return None
-        written = self._tokenizer.decode(answer)
-        return min((place for stop in STOPS if (place := written.find(stop)) >= 0), default=None)
+        found = _STOPS.find(self._tokenizer.decode(answer))
+        return None if found is None else found.start
 
 
 def answer_prompts(

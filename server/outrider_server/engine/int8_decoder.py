@@ -42,6 +42,7 @@ class _Batch:
     """The rows of a pass, where their keys and values lie and what they see, in the kernels' tables."""
 
     def __init__(self, segments: Sequence[BatchSegment], heads: int, kv_heads: int, dim: int) -> None:
+        assert segments[0].slot.shape.dtype == torch.float32  # the kernels take what lies at an address for it
         rows, tasks, costs = list[tuple[int, ...]](), list[tuple[int, ...]](), [0]
         runs, places, seen = list[tuple[int, ...]](), list[tuple[int, ...]](), list[NDArray[np.bool_]]()
         first = num_seen = 0
@@ -244,7 +245,7 @@ def _threads() -> ThreadPoolExecutor:
 @contextmanager
 def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # of a thread that first computes in the meantime, too
     try:
         yield
     finally:

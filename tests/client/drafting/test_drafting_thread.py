@@ -108,6 +108,16 @@ async def drafted_for(ahead_draft: AheadDraft, outcome: TreeOutcome):
         return await ahead_draft.draft_for(outcome)
 
 
+async def test_it_computes_with_as_many_threads_as_who_made_it(drafter):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    await asyncio.to_thread(torch.set_num_threads, 1)  # as an engine beside it does for a pass
+    thread = DraftingThread(drafter)
+    assert await thread._worker.run(torch.get_num_threads) == 2
+    await thread.close()
+    torch.set_num_threads(before)
+
+
 async def test_drafts_for_the_likeliest_outcomes(drafter, drafting):
     drafter.permit(ALL)
     ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)

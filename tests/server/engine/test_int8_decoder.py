@@ -37,8 +37,7 @@ def outputs(target: Target, *, layout: str, seed: int) -> list[torch.Tensor]:
     rng, seen, forward = np.random.default_rng(seed), [], type(target).forward
 
     def watched(self, tokens, positions, slots, keep, hidden):
-        every = list(range(len(tokens)))
-        output = forward(self, tokens, positions, slots, every, WANTED)
+        output = forward(self, tokens, positions, slots, list(range(len(tokens))), WANTED)
         seen.extend([output.logits, *(output.hidden[layer] for layer in sorted(WANTED))])
         return type(output)(output.logits[keep], output.hidden)
 
@@ -49,13 +48,11 @@ def outputs(target: Target, *, layout: str, seed: int) -> list[torch.Tensor]:
         patch.setattr(type(target), "forward", watched)
         for number, sequence in enumerate(sequences):
             sequence.begin(FakeRequest(), 0, beginning + random_tokens(rng, number + 1), 200)
-            if sequence.num_uncomputed:
-                engine.commit(engine.verify([StepInput(sequence, sequence.uncomputed)])[0])
+            engine.commit(engine.verify([StepInput(sequence, sequence.uncomputed)])[0])
         for size in (1, 9, 40, 1):
             trees = [random_tree(rng, size), DraftTree(), random_tree(rng, 5)]
             chains = [random_tokens(rng, count) for count in (1, size, 3)]
-            inputs = map(StepInput, sequences, chains, trees)
-            for result in engine.verify(list(inputs)):
+            for result in engine.verify(list(map(StepInput, sequences, chains, trees))):
                 engine.commit(result)
     return seen
 
@@ -73,8 +70,7 @@ def test_it_gives_the_bits_of_the_plain_pass(target, layout, monkeypatch):
 
 
 def test_a_pass_of_few_small_products_leaves_the_number_of_threads_as_it_is(target, monkeypatch):
-    seen, threads = [], torch.get_num_threads()
-    to_codes = kernels.to_codes
+    seen, threads, to_codes = [], torch.get_num_threads(), kernels.to_codes
     monkeypatch.setattr(kernels, "to_codes", lambda *args: (seen.append(torch.get_num_threads()), to_codes(*args)))
     torch.set_num_threads(2)
     outputs(target, layout="contiguous", seed=2)
@@ -82,7 +78,7 @@ def test_a_pass_of_few_small_products_leaves_the_number_of_threads_as_it_is(targ
     torch.set_num_threads(threads)
 
 
-def test_what_is_no_number_stays_with_its_row(target):
+def test_what_is_no_number_stays_with_its_row():
     codes, scales = np.empty((3, 64), np.uint8), np.empty(3, np.float32)
     rows = np.ones((3, 64), np.float32)
     rows[0, 5], rows[1, 63] = np.nan, np.inf

@@ -118,12 +118,9 @@ class Process:
     async def signal(self, number: int) -> None:
         await self._ask({"signal": number})
 
-    async def end(self) -> dict:
-        return await self._ask({"end": True})
-
     async def ended(self, said: str = "", code: int = 0) -> None:
         """It ends by itself, with these last words and this code."""
-        end = await self.end()
+        end = await self._ask({"end": True})
         assert (end["said"][-len(said) :] if said else end["said"], end["code"]) == (said, code)
 
     def close(self) -> None:
@@ -258,7 +255,7 @@ async def test_signals_that_come_as_it_ends_change_nothing(process, port):
     for _ in range(300):
         await process.term()
         await asyncio.sleep(0.005)
-    assert (await process.end())["code"] == 0
+    assert (await process._ask({"end": True}))["code"] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
