@@ -22,7 +22,7 @@ from outrider_models import catalog as module
 from outrider_models.cli.app import main
 from outrider_models.core.embedded import drafter_source, target_dir
 from outrider_server.engine.hf_model import resolve_target
-from outrider_server.int8.model import int8_dir
+from outrider_server.processor.int8_model import int8_dir
 
 DATA, PART = bytes(range(250)) * 4, 400
 URL = "https://huggingface.co/owner/model/resolve/main/model.gguf"

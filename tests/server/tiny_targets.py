@@ -21,7 +21,7 @@ from transformers.models.qwen3 import Qwen3Config
 
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.target import Target
-from outrider_server.int8.model import round_weights
+from outrider_server.processor.int8_model import round_weights
 
 VOCAB = 61
 SIZES = {
@@ -80,6 +80,15 @@ def build(name: str, seed: int = 0, **changes) -> PreTrainedModel:
     for key, value in changes.items():
         setattr(config, key, value)
     return AutoModelForCausalLM.from_config(config).eval()
+
+
+def with_random_biases(model: PreTrainedModel) -> PreTrainedModel:
+    """Fresh models have biases of zero and norms of one, which prove nothing."""
+    torch.manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight")):
+            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
+    return model
 
 
 def in_int8(model: PreTrainedModel) -> PreTrainedModel:

@@ -128,9 +128,9 @@ class ExactInt8Codes(Int8Codes):
         return torch._int_mm(rows.to(torch.int8), self.codes.t()).float().mul_(self.scales.float())
 
 
-def packed_product(*weights: ExactInt8Codes) -> Callable[[Tensor], Tensor]:
-    """Pack matrices of one input once, and return the product of rows with all: bit for bit theirs."""
-    return partial(_packed_product, code_product(*weights))
+def packed_product(of_codes: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return the product of rows [m, k] float32, of one that code_product() returned: bit for bit its matrices' own."""
+    return partial(_packed_product, of_codes)
 
 
 def code_product(*weights: ExactInt8Codes) -> Callable[[Tensor], Tensor]:
@@ -157,7 +157,7 @@ class PackedInt8Codes(ExactInt8Codes):
 
     @cached_property
     def _product(self) -> Callable[[Tensor], Tensor]:
-        return packed_product(self)
+        return packed_product(code_product(self))
 
 
 def _packed_product(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def has_exact_int8() -> bool:
     try:
         codes = torch.full((1024, 260), -128, dtype=torch.int8)
         matrix, largest = ExactInt8Codes(codes, torch.ones(1024, dtype=torch.bfloat16)), torch.full((17, 260), 127.0)
-        products = (product(largest) for product in (matrix.multiply, packed_product(matrix)))
+        products = (product(largest) for product in (matrix.multiply, packed_product(code_product(matrix))))
         return all(bool((product == -128 * 127 * 260).all()) for product in products)
     except (AttributeError, RuntimeError, NotImplementedError):  # a torch without these kernels
         return False

@@ -45,6 +45,8 @@ class SlotAttention(Protocol):
 class Decoder(Protocol):
     """A model's forward pass in fewer steps than transformers takes."""
 
+    has_own_cores: bool  # threads stay awake, so that the smallest products may take all
+
     def forward(
         self, tokens: Tensor, positions: Tensor, slots: SlotAttention, keep: Tensor | None, wanted: frozenset[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:

@@ -181,20 +181,40 @@ def check_invariance(
 
     With fused decoders: those of two that must give the same.
     """
-    tokens = _probe_tokens(model, max_context)
     with BatchInvariance(), _ReleasedWeights():
-        both = _through_slots(model, kv, tokens, together, invariant=True)
-        slot, rows = KVSlot(kv), []
-        for token in tokens:
-            segment = BatchSegment(slot, 1, DraftTree(), max_position=len(tokens))
-            batch = FlatBatch([segment], invariant=True)
-            rows.append(_pass(model, alone, [token], segment.positions, batch))
-            slot.commit(1)
-    if not torch.equal(both, torch.cat(rows).float()):
+        rows = _together_and_alone(model, kv, max_context, together, alone, invariant=True)
+    if not torch.equal(*rows):
         raise UsageError(
             f"{model.config.model_type}: its passes cannot be made batch-invariant here: logits depend on how many rows"
             " a pass has; leave batch-invariant out"
         )
+
+
+@torch.inference_mode()
+def are_alike(model: PreTrainedModel, kv: KVShape, max_context: int, together: Decoder, alone: Decoder) -> bool:
+    """Return whether a decoder gives a few tokens, one a pass, another's logits but for rounding."""
+    difference = _difference(*_together_and_alone(model, kv, max_context, together, alone))
+    return difference <= (_ROUNDING if kv.dtype.itemsize < 4 else _TOLERANCE)
+
+
+def _together_and_alone(
+    model: PreTrainedModel,
+    kv: KVShape,
+    max_context: int,
+    together: Decoder | None,
+    alone: Decoder | None,
+    *,
+    invariant: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return logits of a few tokens [tokens, vocab] in two passes, and in one a token."""
+    tokens = _probe_tokens(model, max_context)
+    both = _through_slots(model, kv, tokens, together, invariant=invariant)
+    slot, rows = KVSlot(kv), []
+    for token in tokens:
+        segment = BatchSegment(slot, 1, DraftTree(), max_position=len(tokens))
+        rows.append(_pass(model, alone, [token], segment.positions, FlatBatch([segment], invariant=invariant)))
+        slot.commit(1)
+    return both, torch.cat(rows).float()
 
 
 def _pass(

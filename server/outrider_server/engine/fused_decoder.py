@@ -26,7 +26,7 @@ from transformers import (
 from outrider_drafters.blocks.packed_linear import PackedLinear, can_pack
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.processor import padded_rows
-from outrider_drafters.quantization.codes import packed_product
+from outrider_drafters.quantization.codes import code_product, packed_product
 from outrider_drafters.readers.checkpoint import release
 from outrider_server.engine.attention import SlotAttention
 from outrider_server.engine.batch_segment import AttentionCall
@@ -36,7 +36,7 @@ _MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausa
 _MOST_BYTES = 4 * 2**30  # of weights on a CPU: the packed ones are a second copy
 
 
-class _FusedLayer:
+class FusedLayer:
     """One decoder layer over rows [n, hidden]."""
 
     def __init__(self, layer: Any, index: int, *, packed: bool) -> None:  # Any: transformers' layer
@@ -47,14 +47,14 @@ class _FusedLayer:
         exact = holds_int8(layer)
         self._silu: Callable[[Tensor], Tensor] = _exact_silu if exact else F.silu
         self._rotate = _exactly_rotated if exact else _rotated
-        self._qkv = _merged([attention.q_proj, attention.k_proj, attention.v_proj], packed=packed)
-        self._out = _merged([attention.o_proj], packed=packed)
-        self._gate_up = _merged([mlp.gate_proj, mlp.up_proj], packed=packed)
-        self._down = _merged([mlp.down_proj], packed=packed)
+        self.qkv = _merged([attention.q_proj, attention.k_proj, attention.v_proj], packed=packed)
+        self.out = _merged([attention.o_proj], packed=packed)
+        self.gate_up = _merged([mlp.gate_proj, mlp.up_proj], packed=packed)
+        self.down = _merged([mlp.down_proj], packed=packed)
         self._head_dim: int = attention.head_dim
         self._heads = attention.q_proj.out_features // self._head_dim
         self._kv_heads = attention.k_proj.out_features // self._head_dim
-        self._call = AttentionCall(attention.scaling, None, window)
+        self.call = AttentionCall(attention.scaling, None, window)
         self._head_norms = (
             [_norm(norm, exact=exact) for norm in (attention.q_norm, attention.k_norm)]
             if hasattr(attention, "q_norm")
@@ -70,18 +70,18 @@ class _FusedLayer:
         """
         split = self._heads + self._kv_heads
         num_rows = len(cos)
-        heads = self._qkv(self._attention_norm(x))[:num_rows].view(num_rows, split + self._kv_heads, self._head_dim)
+        heads = self.qkv(self._attention_norm(x))[:num_rows].view(num_rows, split + self._kv_heads, self._head_dim)
         rotated = self._rotate(self._normed(heads[:, :split]), cos, sin).transpose(0, 1)
         value = heads[:, split:].transpose(0, 1)
         mixed = slots.attend(
-            self._index, rotated[None, : self._heads], rotated[None, self._heads :], value[None], self._call
+            self._index, rotated[None, : self._heads], rotated[None, self._heads :], value[None], self.call
         )
         mixed = mixed.reshape(num_rows, -1)
         if (padding := len(x) - num_rows) > 0:
             mixed = F.pad(mixed, (0, 0, 0, padding))
-        x = _plus(self._out, mixed, x)
-        gate, up = self._gate_up(self._mlp_norm(x)).chunk(2, dim=-1)
-        return _plus(self._down, self._silu(gate).mul_(up), x)
+        x = _plus(self.out, mixed, x)
+        gate, up = self.gate_up(self._mlp_norm(x)).chunk(2, dim=-1)
+        return _plus(self.down, self._silu(gate).mul_(up), x)
 
     def _normed(self, heads: Tensor) -> Tensor:
         """Norm the heads [n, heads, dim] of queries and keys, each kind by its own weights, where the model does."""
@@ -96,13 +96,15 @@ class FusedDecoder:
 
     def __init__(self, model: Any, *, packed: bool) -> None:  # Any: one of _MODELS, which share no typed base class
         inner = model.model
+        self.model = model
+        self.has_own_cores = False
         self._embedding = inner.embed_tokens
         self._rotary = inner.rotary_emb
         self._pads = packed or model.device.type == "cpu"  # for oneDNN
         self._exactly = BatchInvariance if holds_int8(model) else nullcontext
-        self.layers = [_FusedLayer(layer, index, packed=packed) for index, layer in enumerate(inner.layers)]
+        self.layers = [FusedLayer(layer, index, packed=packed) for index, layer in enumerate(inner.layers)]
         self._norm = _norm(inner.norm, exact=holds_int8(model))
-        self._head = _merged([model.lm_head], packed=packed)
+        self.head = _merged([model.lm_head], packed=packed)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, slots: SlotAttention, keep: Tensor | None, wanted: frozenset[int]
@@ -121,7 +123,7 @@ class FusedDecoder:
             x = layer.run(x, cos[0, :, None], sin[:, None], slots)
         states.append(last := self._norm(x))
         hidden = {index: (x if index == BEFORE_NORM else states[index])[:num_rows] for index in wanted}
-        return self._head(last[:num_rows] if keep is None else last[keep]), hidden
+        return self.head(last[:num_rows] if keep is None else last[keep]), hidden
 
 
 def fused_decoder(model: PreTrainedModel, *, packed: bool | None = None) -> FusedDecoder | None:
@@ -151,8 +153,8 @@ def _norm(norm: Any, *, exact: bool) -> Callable[[Tensor], Tensor]:  # transform
     return partial(F.rms_norm, normalized_shape=weight.shape, weight=weight, eps=norm.variance_epsilon)
 
 
-def _plus(layer: PackedLinear | _Int8Linear, x: Tensor, residual: Tensor) -> Tensor:
-    if isinstance(layer, _Int8Linear) or layer.by_onednn or layer.bias is not None:
+def _plus(layer: PackedLinear | Int8Linear, x: Tensor, residual: Tensor) -> Tensor:
+    if isinstance(layer, Int8Linear) or layer.by_onednn or layer.bias is not None:
         return layer.plus(x, residual)
     return torch.addmm(residual, x, layer.weight.t())  # one kernel instead of two
 
@@ -180,20 +182,23 @@ def _exactly_rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (heads * cos).add_(swapped.mul_(sin))
 
 
-class _Int8Linear:
+class Int8Linear:
     """The linear layers of one input with weights of int8 codes; `packed`: as one product."""
 
     def __init__(self, layers: Sequence[nn.Linear], bias: Tensor | None, *, packed: bool) -> None:
         codes = [each for layer in layers if (each := int8_codes(layer.weight)) is not None]
-        self._product = packed_product(*codes) if packed else partial(_side_by_side, [layer.weight for layer in layers])
-        self._bias = bias
+        # The product of codes; None: not packed.
+        self.of_codes = code_product(*codes) if packed else None
+        plain = partial(_side_by_side, [layer.weight for layer in layers])
+        self._product = plain if self.of_codes is None else packed_product(self.of_codes)
+        self.bias = bias
         for layer in layers:
             release(layer.weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [n, in] to [n, out]."""
         product = self._product(x)
-        return product if self._bias is None else product.add_(self._bias)
+        return product if self.bias is None else product.add_(self.bias)
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         """Map [n, in] to [n, out] and add `residual`."""
@@ -204,12 +209,12 @@ def _side_by_side(weights: Sequence[Tensor], x: Tensor) -> Tensor:
     return torch.cat([F.linear(x, weight) for weight in weights], dim=-1)
 
 
-def _merged(layers: Sequence[nn.Linear], *, packed: bool) -> PackedLinear | _Int8Linear:
+def _merged(layers: Sequence[nn.Linear], *, packed: bool) -> PackedLinear | Int8Linear:
     """Return the layers of one input as one product."""
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     bias, parts = torch.cat(biases) if biases else None, [layer.weight for layer in layers]
     if holds_int8(layers[0]):
-        return _Int8Linear(layers, bias, packed=packed)
+        return Int8Linear(layers, bias, packed=packed)
     weight = torch.cat([part.detach() for part in parts]) if len(parts) > 1 else parts[0].detach()
     linear = PackedLinear(weight, bias, packed=packed, parts=parts if packed else ())
     for part, rows in zip(parts, torch.split(weight, [len(part) for part in parts]), strict=True):

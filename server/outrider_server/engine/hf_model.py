@@ -28,7 +28,7 @@ from outrider_drafters.readers.checkpoint import Checkpoint, need_finite, releas
 from outrider_drafters.readers.gguf_file import GgufFile
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import IMPLEMENTATION, register
-from outrider_server.int8.model import int8_dir, load_int8
+from outrider_server.processor.int8_model import int8_dir, load_int8
 
 # Parameters of a target for which one thread is fastest, and which in float32 takes some 15 ms a token on one core: in
 # bfloat16 10, of 25 and more that a token of a served answer takes.

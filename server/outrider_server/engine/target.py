@@ -23,7 +23,7 @@ from outrider_drafters.readers.digest import weights_digest
 from outrider_drafters.readers.target_cache import check_written
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import Decoder, SlotAttention, register
-from outrider_server.engine.compatibility import check_against_eager, check_invariance, probe
+from outrider_server.engine.compatibility import are_alike, check_against_eager, check_invariance, probe
 from outrider_server.engine.fused_decoder import FusedDecoder, fused_decoder
 from outrider_server.engine.hf_model import (
     AUTO,
@@ -38,8 +38,8 @@ from outrider_server.engine.hf_model import (
     resolve_device,
     resolve_target,
 )
-from outrider_server.int8.model import note_checked, pack_codes, was_checked
 from outrider_server.kv.budget import KVShape
+from outrider_server.processor.int8_model import note_checked, pack_codes, was_checked
 
 _log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class Target:
         return TargetOutput(out.logits[0], {**last, **{layer: out.hidden_states[layer][0] for layer in listed}})
 
 
-def _fused(model: PreTrainedModel, kv: KVShape, context: int) -> FusedDecoder | None:
+def _fused(model: PreTrainedModel, kv: KVShape, context: int) -> Decoder | None:
     if (fused := fused_decoder(model)) is None:
         return None
     try:
@@ -224,16 +224,21 @@ def _fused(model: PreTrainedModel, kv: KVShape, context: int) -> FusedDecoder | 
     except UsageError:
         _log.warning("the fused pass does not compute here what transformers' own does: the latter serves, more slowly")
         return None
+    compiled = _compiled(fused)
+    if compiled is not None and are_alike(model, kv, context, fused, compiled):
+        return compiled
     return fused
 
 
-def _int8_decoder(model: PreTrainedModel) -> Decoder | None:
-    try:
-        from outrider_server.engine.int8_decoder import int8_decoder
-    except ImportError as error:
-        _log.warning(f"dtype=int8: passes take up to twice as long without Numba ({error}): pip install numba")
+def _compiled(fused: FusedDecoder) -> Decoder | None:
+    if fused.model.device.type != "cpu":
         return None
-    return int8_decoder(model)
+    try:
+        from outrider_server.engine.compiled_decoder import compiled_decoder
+    except ImportError as error:
+        _log.warning(f"passes take up to twice as long without Numba ({error}): pip install numba")
+        return None
+    return compiled_decoder(fused)
 
 
 def _exact_fused(model: PreTrainedModel, kv: KVShape, context: int, directory: Path | None) -> Decoder | None:
@@ -244,9 +249,10 @@ def _exact_fused(model: PreTrainedModel, kv: KVShape, context: int, directory: P
     if not was_checked(directory, context):
         check_against_eager(model, kv, context, plain)
         note_checked(directory, context)
-    packed = _int8_decoder(model) or fused_decoder(model)
-    check_invariance(model, kv, context, plain, packed)
-    return packed
+    packed = fused_decoder(model)
+    serving = packed and (_compiled(packed) or packed)
+    check_invariance(model, kv, context, plain, serving)
+    return serving
 
 
 def digest_of(model: PreTrainedModel, directory: Path) -> str:

@@ -204,6 +204,8 @@ def _build_verifier(config: ServerConfig, observer: ServerObserver) -> Verifier:
     try:
         if (threads := config.threads or (1 if is_small(target.model) else None)) is not None:
             torch.set_num_threads(threads)
+        if target.fused is not None:
+            target.fused.has_own_cores = config.threads is not None
         return Verifier(
             target,
             load_taps(target, config.target, config.drafters),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider_drafters.quantization import codes
-from outrider_drafters.quantization.codes import ExactInt8Codes, PackedInt8Codes, packed_product
+from outrider_drafters.quantization.codes import ExactInt8Codes, PackedInt8Codes, code_product, packed_product
 
 from ...marks import needs_int8
 
@@ -37,7 +37,7 @@ def test_products_are_those_of_integers_of_64_bits(shape, values):
     weight = make(n, k)
     weight[0] = -128  # as int8 allows
     matrix = ExactInt8Codes(weight.to(torch.int8), torch.ones(n, dtype=torch.bfloat16))
-    product = packed_product(matrix)
+    product = packed_product(code_product(matrix))
     for count in (0, 1, 2, 3, 8, 17, 33):
         x = make(count, k)
         x[:, :1] = 127  # so that a row's scale is 1
@@ -50,7 +50,7 @@ def test_a_row_is_the_same_in_every_company():
     x, weight = torch.randn(40, 640) * torch.logspace(-10, 10, 40)[:, None], torch.randn(512, 640)
     matrix = ExactInt8Codes.rounded(weight)
     alone = torch.cat([matrix.multiply(row[None]) for row in x])
-    both = packed_product(matrix, ExactInt8Codes.rounded(weight * 3))
+    both = packed_product(code_product(matrix, ExactInt8Codes.rounded(weight * 3)))
     for multiply in (matrix.multiply, PackedInt8Codes(*matrix.parts).multiply, lambda x: both(x)[:, :512]):
         for count in (1, 7, 40):
             assert torch.equal(torch.cat([multiply(part) for part in torch.split(x, count)]), alone)
@@ -61,7 +61,10 @@ def test_a_row_is_the_same_in_every_company():
 def test_what_is_no_number_stays_none():
     x = torch.ones(3, 640)
     x[0, 5], x[1, 6] = float("nan"), float("inf")
-    for product in (matrix := ExactInt8Codes.rounded(torch.ones(512, 640))).multiply, packed_product(matrix):
+    for product in (
+        (matrix := ExactInt8Codes.rounded(torch.ones(512, 640))).multiply,
+        packed_product(code_product(matrix)),
+    ):
         assert product(x).isfinite().all(dim=1).tolist() == [False, False, True]
 
 
@@ -73,8 +76,8 @@ def test_kernels_that_saturate_are_noticed():
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="for x86")
 def test_without_amx_packed_products_have_a_kernel():
-    script = "import torch; from outrider_drafters.quantization.codes import ExactInt8Codes as I, packed_product as P"
-    script += "; P(I.rounded(torch.ones(512, 640)))(torch.ones(2, 640))"
+    script = "import torch; from outrider_drafters.quantization.codes import ExactInt8Codes as I, PackedInt8Codes as P"
+    script += "; P(*I.rounded(torch.ones(512, 640)).parts).multiply(torch.ones(2, 640))"
     made = run(script, ONEDNN_MAX_CPU_ISA="AVX512_CORE_VNNI", ONEDNN_VERBOSE="1")
     assert "brg_matmul" in made
     assert "ref_int8" not in made  # hundreds of times as slow

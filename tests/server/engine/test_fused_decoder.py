@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_targets import build, random_tokens, random_tree, target
+from tiny_targets import build, random_tokens, random_tree, target, with_random_biases
 from torch import nn
 
 from outrider_drafters.blocks.packed_linear import can_pack
@@ -45,7 +45,7 @@ def passes(served: Target, num_chain: int, tree: DraftTree, keep: list[int]) -> 
 def test_logits_and_hidden_states_are_those_of_transformers(num_chain, num_nodes, name, changes, packed):
     tree = random_tree(np.random.default_rng(1), num_nodes)
     num_rows = num_chain + num_nodes
-    plain, model = (_with_random_biases(build(name, **changes)) for _ in range(2))
+    plain, model = (with_random_biases(build(name, **changes)) for _ in range(2))
     served = [Target.of(plain, fused=False), replace(Target.of(model), fused=FusedDecoder(model, packed=packed))]
     for keep in ([num_rows - 1], list(range(num_rows))):
         made = [passes(one, num_chain, tree, keep) for one in served]
@@ -67,15 +67,6 @@ def test_in_bfloat16_the_logits_differ_by_rounding_alone(num_chain, num_nodes):
     assert 0 < fused_error < 1.5 * plain_error
 
 
-def _with_random_biases(model: nn.Module) -> nn.Module:
-    """Fresh models have biases of zero and norms of one, which prove nothing."""
-    torch.manual_seed(5)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("bias", "norm.weight")):
-            nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
-    return model
-
-
 def test_other_models_keep_transformers_own_pass(monkeypatch):
     assert target("llama").fused is not None
     assert target("qwen3").fused is not None
@@ -85,7 +76,7 @@ def test_other_models_keep_transformers_own_pass(monkeypatch):
     monkeypatch.setattr("outrider_server.engine.fused_decoder._MOST_BYTES", 1000)
     large = fused_decoder(build("llama"))  # whose weights are not copied
     assert large is not None
-    assert not any(layer._out._packed is not None for layer in large.layers)
+    assert not any(layer.out._packed is not None for layer in large.layers)
     monkeypatch.undo()
     adapted = build("llama")
 

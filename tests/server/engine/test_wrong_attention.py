@@ -134,10 +134,10 @@ def test_a_wrong_attention_is_refused(monkeypatch, wrong, dtype):
 
 FUSED = {
     "norms of heads lost": ("qwen3", lambda layers: [setattr(layer, "_head_norms", []) for layer in layers]),
-    "biases lost": ("qwen2", lambda layers: [layer._qkv.bias.zero_() for layer in layers]),
-    "windows lost": ("qwen2", lambda layers: [setattr(layer._call, "window", None) for layer in layers]),
-    "scale of the last layer": ("llama", lambda layers: setattr(layers[-1]._call, "scaling", 0.5)),
-    "heads of the last layer": ("llama", lambda layers: layers[-1]._qkv.bias.copy_(layers[-1]._qkv.bias.roll(8))),
+    "biases lost": ("qwen2", lambda layers: [layer.qkv.bias.zero_() for layer in layers]),
+    "windows lost": ("qwen2", lambda layers: [setattr(layer.call, "window", None) for layer in layers]),
+    "scale of the last layer": ("llama", lambda layers: setattr(layers[-1].call, "scaling", 0.5)),
+    "heads of the last layer": ("llama", lambda layers: layers[-1].qkv.bias.copy_(layers[-1].qkv.bias.roll(8))),
     "norm of the last layer": ("llama", lambda layers: setattr(layers[-1], "_mlp_norm", layers[-1]._attention_norm)),
 }
 

@@ -42,8 +42,8 @@ from outrider_server.engine.hf_model import is_small, resolve_device, resolve_dt
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target, public_name
-from outrider_server.int8.model import round_weights
 from outrider_server.kv.memory import KVMemory
+from outrider_server.processor.int8_model import round_weights
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 _WARM_UP = 3  # rounds

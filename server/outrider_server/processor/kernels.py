@@ -1,7 +1,10 @@
-"""What an int8 target's pass on a processor computes beside its products, compiled by Numba: a call for several steps.
+"""What a target's pass on a processor computes beside its products, compiled by Numba: a call for several steps.
 
-Each step gives a row the bits that FusedDecoder's own steps give it: sums and functions in float64, rounded once, all
-else rounded where torch rounds. Rows of codes are uint8 about 128, as PackedProduct takes them.
+Of an int8 target each step gives a row the bits that FusedDecoder's own steps give it: sums and functions in float64,
+rounded once, all else rounded where torch rounds.
+
+Rows that go into a product are of one of three types, for which each step is compiled anew: codes, uint8 about 128,
+each row with a scale; bfloat16, as the bits of uint16; float32. The scale of the latter two is 1.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 # Any: numba's arguments are arrays of one type each, which it finds at the first call.
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
@@ -33,13 +36,50 @@ def _compiled(**flags: Any) -> Callable[[_Kernel], _Kernel]:
 
 
 @intrinsic  # type: ignore[untyped-decorator] # Numba's decorators have no types
-def _pointer(_context: Any, _address: Any) -> Any:
-    """Turn an address (int64) into a pointer to float32."""
+def _pointer(_context: Any, _address: Any, like: Any) -> Any:
+    """Turn an address (int64) into a pointer to the type of an array."""
 
     def inttoptr(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(types.float32)(types.int64), inttoptr
+    return types.CPointer(like.dtype)(types.int64, like), inttoptr
+
+
+def _bitcast(source: Any, target: Any) -> Any:
+    def cast(_context: Any, _value: Any) -> Any:
+        def bitcast(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
+
+        return target(source), bitcast
+
+    return intrinsic(cast)
+
+
+_float_of, _bits_of = _bitcast(types.uint32, types.float32), _bitcast(types.float32, types.uint32)
+
+
+def _wide(_value: Any) -> Any:
+    """Return a value as float32."""
+
+
+def _narrow(_value: Any, _like: Any) -> Any:
+    """Round a float32 to the type of an array."""
+
+
+@overload(_wide, strict=False)  # type: ignore[untyped-decorator]
+def _wide_of(_value: Any) -> Any:
+    if _value == types.uint16:
+        return lambda _value: _float_of(np.uint32(_value) << np.uint32(16))
+    return lambda _value: _value
+
+
+@overload(_narrow, strict=False)  # type: ignore[untyped-decorator]
+def _narrow_of(_value: Any, _like: Any) -> Any:
+    def rounded(_value: Any, _like: Any) -> Any:
+        bits = _bits_of(_value)  # half to even; the NaN of arithmetic stays one
+        return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+    return rounded if _like.dtype == types.uint16 else lambda _value, _like: _value
 
 
 @_compiled(fastmath=_SUMS)
@@ -70,25 +110,36 @@ def _exponentials(x: Any, powers: Any, power_bits: Any) -> None:
         x[i] *= powers[i]
 
 
-@_compiled()
-def _to_codes(row: Any, codes: Any) -> Any:
-    """Round a row float32 to codes; return its scale."""
-    most = np.float32(0)
-    broken = np.float32(0)
-    for i in range(len(row)):
-        most = max(most, abs(row[i]))
-        broken += row[i] * np.float32(0)  # NaN of NaN and of infinity: the whole row of a product is to be no number
-    scale = max(most / np.float32(127), np.finfo(np.float32).tiny) + broken
-    for i in range(len(row)):
-        codes[i] = np.uint8(np.int32(np.rint(row[i] / scale)) + 128)
-    return scale
+def _put(_row: Any, _out: Any) -> Any:
+    """Round a row float32 to the type of a product's rows; return its scale."""
+
+
+@overload(_put, strict=False)  # type: ignore[untyped-decorator]
+def _put_of(_row: Any, _out: Any) -> Any:
+    def coded(_row: Any, _out: Any) -> Any:
+        most = np.float32(0)
+        broken = np.float32(0)
+        for i in range(len(_row)):
+            most = max(most, abs(_row[i]))
+            broken += _row[i] * np.float32(0)  # NaN of NaN and of infinity: a product's whole row is to be no number
+        scale = max(most / np.float32(127), np.finfo(np.float32).tiny) + broken
+        for i in range(len(_row)):
+            _out[i] = np.uint8(np.int32(np.rint(_row[i] / scale)) + 128)
+        return scale
+
+    def rounded(_row: Any, _out: Any) -> Any:
+        for i in range(len(_row)):
+            _out[i] = _narrow(_row[i], _out)
+        return np.float32(1)
+
+    return coded if _out.dtype == types.uint8 else rounded
 
 
 @_compiled()
-def to_codes(x: Any, codes: Any, scales: Any) -> None:
-    """Round rows x [n, k] float32 to codes [.., k] with scales [n]."""
+def put(x: Any, out: Any, scales: Any) -> None:
+    """Round rows x [n, k] float32 to `out` [.., k], the rows of a product, with scales [n]."""
     for i in range(len(x)):
-        scales[i] = _to_codes(x[i], codes[i])
+        scales[i] = _put(x[i], out[i])
 
 
 @_compiled(fastmath=_SUMS)
@@ -107,26 +158,26 @@ def _norm(row: Any, weight: Any, eps: float, out: Any) -> None:
 
 
 @_compiled()
-def norm(x: Any, weight: Any, eps: float, normed: Any, codes: Any, scales: Any) -> None:
-    """Norm rows x [n, hidden] with weight [hidden] float64 to `normed`, and round them to codes and scales."""
+def norm(x: Any, weight: Any, eps: float, normed: Any, out: Any, scales: Any) -> None:
+    """Norm rows x [n, hidden] with weight [hidden] float64 to `normed`, and round them to `out` and scales."""
     for i in range(len(x)):
         _norm(x[i], weight, eps, normed[i])
-        scales[i] = _to_codes(normed[i], codes[i])
+        scales[i] = _put(normed[i], out[i])
 
 
 @_compiled()
-def add_norm(product: Any, of_rows: Any, x: Any, weight: Any, eps: float, normed: Any, codes: Any, scales: Any) -> None:
+def add_norm(product: Any, of_rows: Any, x: Any, weight: Any, eps: float, normed: Any, out: Any, scales: Any) -> None:
     """Add product * of_rows to x, and do as norm()."""
     for i in range(len(x)):
         for j in range(x.shape[1]):
-            x[i, j] = product[i, j] * of_rows[i] + x[i, j]
+            x[i, j] = _wide(product[i, j]) * of_rows[i] + x[i, j]
         _norm(x[i], weight, eps, normed[i])
-        scales[i] = _to_codes(normed[i], codes[i])
+        scales[i] = _put(normed[i], out[i])
 
 
 @_compiled()
-def gated(product: Any, of_rows: Any, codes: Any, scales: Any) -> None:
-    """Round silu(gate) * up to codes and scales; product * of_rows are rows [gate, up]."""
+def gated(product: Any, of_rows: Any, out: Any, scales: Any) -> None:
+    """Round silu(gate) * up to `out` and scales; product * of_rows are rows [gate, up]."""
     n, inner = len(of_rows), product.shape[1] // 2
     negative = np.empty(inner, np.float64)
     bits = np.empty(inner, np.int64)
@@ -134,13 +185,13 @@ def gated(product: Any, of_rows: Any, codes: Any, scales: Any) -> None:
     row = np.empty(inner, np.float32)
     for i in range(n):
         for j in range(inner):
-            row[j] = product[i, j] * of_rows[i]
+            row[j] = _wide(product[i, j]) * of_rows[i]
             negative[j] = -np.float64(row[j])
         _exponentials(negative, powers, bits)
         for j in range(inner):
             gate = np.float32(np.float64(row[j]) / (1.0 + negative[j]))
-            row[j] = gate * (product[i, inner + j] * of_rows[i])
-        scales[i] = _to_codes(row, codes[i])
+            row[j] = gate * (_wide(product[i, inner + j]) * of_rows[i])
+        scales[i] = _put(row, out[i])
 
 
 @_compiled()
@@ -159,7 +210,7 @@ def rotate(
         for number in range(heads + 2 * kv_heads):
             first = number * dim
             for j in range(dim):
-                head[j] = product[i, first + j] * of_rows[i]
+                head[j] = _wide(product[i, first + j]) * of_rows[i]
             if len(bias) > 0:
                 for j in range(dim):
                     head[j] += bias[first + j]
@@ -175,20 +226,20 @@ def rotate(
 
 
 @_compiled()
-def store(key: Any, value: Any, places: Any, layer: int, head_stride: int) -> None:
-    """Write rows of keys and values [n, kv_heads, dim] of a layer where `places` [m, 4] says.
+def store(key: Any, value: Any, places: Any, layer: int, head_stride: int, stored: Any) -> None:
+    """Write rows of keys and values [n, kv_heads, dim] of a layer where `places` [m, 4] says, in the type of `stored`.
 
     Each is number of the row, addresses of its key and value in layer 0, and bytes from layer to layer.
     """
     for place in range(len(places)):
         row, keys, values, step = places[place]
         for h in range(key.shape[1]):
-            offset = layer * step + 4 * h * head_stride
-            new_key = carray(_pointer(keys + offset), (key.shape[2],))
-            new_value = carray(_pointer(values + offset), (key.shape[2],))
+            offset = layer * step + stored.itemsize * h * head_stride
+            new_key = carray(_pointer(keys + offset, stored), (key.shape[2],))
+            new_value = carray(_pointer(values + offset, stored), (key.shape[2],))
             for d in range(key.shape[2]):
-                new_key[d] = key[row, h, d]
-                new_value[d] = value[row, h, d]
+                new_key[d] = _narrow(key[row, h, d], stored)
+                new_value[d] = _narrow(value[row, h, d], stored)
 
 
 @_compiled(fastmath=_SUMS)
@@ -211,12 +262,12 @@ def _multiply(a: Any, b: Any, c: Any, first: int) -> None:
 
 @_compiled()
 def _widen(stored: Any, first: int, stride: int, n: int, wide: Any) -> None:
-    """Copy n rows of float32, so many values apart, to wide [.., k] float64."""
+    """Copy n stored rows, so many values apart, to wide [.., k]."""
     for i in range(n):
         # Of slices, not of what they are cut from: the compiler then sees that it may take eight values at a time.
         row, out = stored[first + i * stride : first + i * stride + wide.shape[1]], wide[i]
         for j in range(len(out)):
-            out[j] = row[j]
+            out[j] = _wide(row[j])
 
 
 @_compiled(fastmath=_SUMS)
@@ -228,7 +279,7 @@ def _multiply_turned(a: Any, b: Any, c: Any, first: int, columns: int) -> None:
         b2, b3 = b[j + 2, first : first + inner], b[j + 3, first : first + inner]
         for t in range(len(a)):
             row = a[t]
-            sum0 = sum1 = sum2 = sum3 = 0.0
+            sum0 = sum1 = sum2 = sum3 = a.dtype.type(0)
             for p in range(inner):
                 sum0 += row[p] * b0[p]
                 sum1 += row[p] * b1[p]
@@ -238,7 +289,7 @@ def _multiply_turned(a: Any, b: Any, c: Any, first: int, columns: int) -> None:
 
 
 @_compiled(fastmath=_SUMS)
-def _softmax(scores: Any, powers: Any, bits: Any) -> None:
+def _softmax(scores: Any, powers: Any, bits: Any, weights: Any) -> None:
     most = scores[0]
     for k in range(len(scores)):
         most = max(most, scores[k])
@@ -249,37 +300,37 @@ def _softmax(scores: Any, powers: Any, bits: Any) -> None:
     for k in range(len(scores)):
         total += scores[k]
     for k in range(len(scores)):
-        scores[k] /= total
+        weights[k] = scores[k] / total
 
 
 @_compiled()
-def _score(queries: Any, runs: Any, layer: int, strides: Any, wide: Any, scores: Any) -> None:
+def _score(queries: Any, runs: Any, layer: int, strides: Any, stored: Any, wide: Any, scores: Any) -> None:
     """Multiply queries [kv_heads, n, dim] with the keys of runs: scores [kv_heads, .., keys]."""
     row_stride, head_stride, kv_heads = strides
     at = 0
     for run in range(len(runs)):
         count = runs[run, 3]
-        stored = carray(_pointer(runs[run, 0] + layer * runs[run, 2]), (count * row_stride,))
+        rows = carray(_pointer(runs[run, 0] + layer * runs[run, 2], stored), (count * row_stride,))
         for start in range(0, count, _KEYS):
             keys = min(_KEYS, count - start)
-            _widen(stored, start * row_stride, row_stride, keys, wide)
+            _widen(rows, start * row_stride, row_stride, keys, wide)
             for head in range(kv_heads):
                 _multiply_turned(queries[head], wide, scores[head, :, at:], head * head_stride, keys)
             at += keys
 
 
 @_compiled()
-def _mix(weights: Any, runs: Any, layer: int, strides: Any, wide: Any, sums: Any) -> None:
+def _mix(weights: Any, runs: Any, layer: int, strides: Any, stored: Any, wide: Any, sums: Any) -> None:
     """Add values of runs, multiplied with weights [kv_heads, .., keys], to sums [kv_heads, n, dim]."""
     row_stride, head_stride, kv_heads = strides
     at = 0
     for run in range(len(runs)):
         count = runs[run, 3]
-        stored = carray(_pointer(runs[run, 1] + layer * runs[run, 2]), (count * row_stride,))
+        rows = carray(_pointer(runs[run, 1] + layer * runs[run, 2], stored), (count * row_stride,))
         for start in range(0, count, _KEYS):
             keys = min(_KEYS, count - start)
-            _widen(stored, start * row_stride, row_stride, keys, wide)
-            wide[keys:] = 0.0  # the weights behind are the next run's
+            _widen(rows, start * row_stride, row_stride, keys, wide)
+            wide[keys:] = 0  # the weights behind are the next run's
             for head in range(kv_heads):
                 _multiply(weights[head, :, at:], wide, sums[head], head * head_stride)
             at += keys
@@ -307,9 +358,11 @@ def attend(
     strides: Any,
     window: int,
     scale: float,
+    stored: Any,
+    number: Any,
     out: Any,
 ) -> None:
-    """Attend from query [N, heads, dim] to the stored keys, into `out`.
+    """Attend from query [N, heads, dim] to keys of the type of `stored`, into `out`, computing in that of `number`.
 
     tasks [t, 3]: segment, and first and last + 1 of its queries of each head of keys. segments [s, 6]: first row, rows,
     committed rows, first run, runs, first of `visible` (own rows seen by each). runs [r, 4]: addresses of keys and of
@@ -317,31 +370,32 @@ def attend(
     """
     (_, heads, dim), kv_heads = query.shape, strides[2]
     group = heads // kv_heads
-    wide = np.zeros((_KEYS, (kv_heads - 1) * strides[1] + dim), np.float64)
+    wide = np.zeros((_KEYS, (kv_heads - 1) * strides[1] + dim), number.dtype)
     for task in range(len(tasks)):
         segment, task_begin, task_end = tasks[task]
         first, rows, committed, first_run, num_runs, first_seen = segments[segment]
         own_runs, num_keys = runs[first_run : first_run + num_runs], committed + rows
         scores = np.empty((kv_heads, _TILE, num_keys + _KEYS), np.float64)
+        weights = np.zeros(scores.shape, number.dtype)
         bits = np.empty(num_keys, np.int64)
         for begin in range(task_begin, task_end, _TILE):
             size = min(_TILE, task_end - begin)
-            queries, sums = np.empty((kv_heads, size, dim)), np.zeros((kv_heads, size, dim))
+            queries = np.empty((kv_heads, size, dim), number.dtype)
+            sums = np.zeros(queries.shape, number.dtype)
             for head in range(kv_heads):
                 for t in range(size):
                     row, member = (begin + t) // group, (begin + t) % group
                     for d in range(dim):
                         queries[head, t, d] = np.float64(query[first + row, head * group + member, d]) * scale
-            _score(queries, own_runs, layer, strides, wide, scores)
+            _score(queries, own_runs, layer, strides, stored, wide, scores)
             for head in range(kv_heads):
                 for t in range(size):
                     row = (begin + t) // group
                     seen = visible[first_seen + row * rows : first_seen + (row + 1) * rows]
                     own = positions[first : first + rows]
                     _hide(scores[head, t], committed, seen, own[row], own, window)
-                    _softmax(scores[head, t, :num_keys], bits.view(np.float64), bits)
-                    scores[head, t, num_keys:] = 0.0
-            _mix(scores, own_runs, layer, strides, wide, sums)
+                    _softmax(scores[head, t, :num_keys], bits.view(np.float64), bits, weights[head, t])
+            _mix(weights, own_runs, layer, strides, stored, wide, sums)
             for head in range(kv_heads):
                 for t in range(size):
                     row, member = (begin + t) // group, (begin + t) % group
