@@ -6,6 +6,8 @@ int8 bit for bit, else but for rounding. Keys and values are read where they lie
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -288,10 +290,11 @@ def _team() -> Callable[[Sequence[Callable[[], None]]], None]:
 
     Beside those of a pool they would wait on the same processors for the next product.
     """
-    with suppress(OSError, AttributeError, StopIteration):  # not Linux, or an OpenMP of another make
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        openmp = CDLL(next(path for line in lines if "/torch/lib/libgomp" in (path := line.split(maxsplit=5)[-1])))
-        return partial(_in_region, openmp)
+    with suppress(OSError):  # not Linux
+        # Not a line's last word: other files that are mapped may have any name.
+        mapped = re.search(r"/.*/torch/lib/libgomp.*", os.fsdecode(Path("/proc/self/maps").read_bytes()))
+        if mapped is not None:
+            return partial(_in_region, CDLL(mapped[0]))
     return partial(_in_pool, ThreadPoolExecutor(thread_name_prefix="pass"))
 
 

@@ -2,6 +2,8 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
+from mmap import ACCESS_READ, mmap
 
 import numpy as np
 import pytest
@@ -118,12 +120,25 @@ def test_where_the_compiled_pass_computes_something_else_the_plain_one_serves(mo
     assert type(Target.of(build("llama")).fused) is FusedDecoder
 
 
-def test_what_fails_in_a_thread_is_raised():
+@pytest.mark.parametrize("openmp", [None, "torch's"])
+def test_calls_are_made_once_each_in_threads_and_what_fails_is_raised(openmp, monkeypatch, tmp_path):
+    """Also beside a mapped file whose name is not of one line; without torch's OpenMP in a pool."""
+    (tmp_path / "a\x0c\u2028").write_bytes(b"mapped")
+    if openmp is None:
+        monkeypatch.setattr(compiled_decoder.Path, "read_bytes", lambda path: b"")
+    team = compiled_decoder._team.__wrapped__
+    monkeypatch.setattr(compiled_decoder, "_team", team)
+    made = []
+
     def fails():
         raise MemoryError("none left")
 
-    with pytest.raises(MemoryError, match="none left"):
-        compiled_decoder._together([lambda: None, fails])
+    with (tmp_path / "a\x0c\u2028").open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ):
+        assert (team().func is compiled_decoder._in_region) == (openmp is not None)
+        compiled_decoder._together([partial(made.append, number) for number in range(5)])
+        with pytest.raises(MemoryError, match="none left"):
+            compiled_decoder._together([lambda: None, fails])
+    assert sorted(made) == [0, 1, 2, 3, 4]
 
 
 @needs_int8
